@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Account:
-    """Cumulative counters of one process. Times are ns by ``time.monotonic_ns`` unless named CPU.
+    """Cumulative counters of one process. Times are ns by ``time.monotonic_ns``, but CPU time where
+    other processes are meant to run meanwhile (``overlapped_ns``, ``flush_cpu_ns``).
 
     Several threads add to them without a lock: each counter has one main writer, and a lost
     increment costs a digit of a statistic, while a lock would cost every step.

@@ -35,6 +35,12 @@ _EMPTY_ROW = [0] * len(sc.STEP_COLUMNS)
 class CoreRecorder:
     """Records one engine core. All methods but :meth:`received` run on the engine's thread."""
 
+    __slots__ = (
+        "account", "arriving", "blocked", "context_tokens", "done", "ended", "flags", "hook", "index",
+        "input_end", "input_start", "keep_headers", "members", "model", "pending", "preempted", "prefilling",
+        "requests", "sched_end", "sched_start", "scheduler", "step", "uid", "window",
+    )  # fmt: skip
+
     def __init__(self, hook: Hook, engine: Any) -> None:
         self.hook = hook
         self.account = hook.account
@@ -50,7 +56,9 @@ class CoreRecorder:
         identity = {sc.ROLE: "engine_core", sc.ENGINE_UID: self.uid, sc.ENGINE_INDEX: self.index}
         self.window = hook.window(sc.Record.STEPS, sc.STEP_COLUMNS, identity)
         self.step = -1
-        self.pending: collections.deque[list[int]] = collections.deque()
+        self.sched_start = self.sched_end = 0
+        self.pending: collections.deque[list[int]] = collections.deque()  # with the workers
+        self.done: collections.deque[list[int]] = collections.deque()  # over, not in the ring yet
         self.arriving: dict[str, tuple[int, int, TraceContext | None]] = {}
         self.requests: dict[str, EngineRecord] = {}
         self.members: dict[str, EngineRecord] = {}  # in the batch: scheduled, not finished, not preempted
@@ -58,7 +66,6 @@ class CoreRecorder:
         self.blocked: set[str] = set()
         self.ended: list[tuple[str, int, int]] = []  # request id, time ns, last step (-1: not by a step)
         self.preempted: list[tuple[str, int]] = []
-        self.new_headers: dict[str, TraceContext] = {}
         self.context_tokens = 0
         self.input_start = self.input_end = 0
         self.flags = 0
@@ -105,27 +112,29 @@ class CoreRecorder:
     def scheduled(self, output: Any, start_ns: int, end_ns: int) -> None:
         """schedule() returned: number the step and pass the number on to the workers."""
         self.step = step = self.step + 1
-        row = _EMPTY_ROW[:]
-        row[_STEP], row[_SCHED_START], row[_SCHED_END] = step, start_ns, end_ns
-        if self.input_start:
-            row[_INPUT_START], row[_INPUT_END] = self.input_start, self.input_end
-            self.input_start = self.input_end = 0
-        self.pending.append(row)
-        headers = None
+        self.sched_start = start_ns
+        self.sched_end = end_ns
         new = output.scheduled_new_reqs
-        if new:
-            headers = {}
-            for item in new:
-                record = self.requests.get(item.req_id)
-                if record is not None:
-                    headers[item.req_id] = record.context
-        setattr(output, STEP_ATTRIBUTE, (self.uid, step, headers))
+        # STEP_ATTRIBUTE, spelt out: this line runs once a step
+        output._stratoscope_step = (self.uid, step, self._contexts(new) if new else None)
+
+    def _contexts(self, new: Any) -> dict[str, TraceContext]:
+        """The trace contexts of the requests that the workers see for the first time."""
+        records = ((item.req_id, self.requests.get(item.req_id)) for item in new)
+        return {request_id: record.context for request_id, record in records if record is not None}
 
     def compose(self, output: Any, dispatch_end_ns: int) -> None:
         """The step is with the workers: work out who is in it and who waits for what."""
-        row = self.pending[-1]
-        row[_DISPATCH_END] = dispatch_end_ns
-        step, tokens, total = row[_STEP], output.num_scheduled_tokens, output.total_num_scheduled_tokens
+        while self.done:
+            self._push(self.done.popleft())
+        step, tokens, total = self.step, output.num_scheduled_tokens, output.total_num_scheduled_tokens
+        row = _EMPTY_ROW[:]
+        self.pending.append(row)
+        row[_STEP], row[_DISPATCH_END], row[_FLAGS] = step, dispatch_end_ns, self.flags
+        row[_SCHED_START], row[_SCHED_END] = self.sched_start, self.sched_end
+        if self.input_start:
+            row[_INPUT_START], row[_INPUT_END] = self.input_start, self.input_end
+            self.input_start = self.input_end = 0
         if self.ended:
             self._close_ended()
         if self.preempted:
@@ -143,26 +152,26 @@ class CoreRecorder:
         self._note_queue(row, output)
 
     def updated(self, output: Any, start_ns: int, end_ns: int) -> None:
-        """update_from_output() returned: the step is over."""
-        mark = getattr(output, STEP_ATTRIBUTE, None)
-        if mark is None:
-            return
-        step = mark[1]
-        while self.pending:
+        """update_from_output() returned: the step is over. Its row is put into the ring later, while
+        the workers execute the next one (vLLM always runs one more to clear finished requests)."""
+        step = output._stratoscope_step[1]
+        row = self.pending.popleft()
+        while row[_STEP] != step:  # the execution of an earlier one failed
+            row[_FLAGS] |= sc.StepFlag.NO_OUTPUT
+            self.done.append(row)
             row = self.pending.popleft()
-            if row[_STEP] == step:
-                row[_UPDATE_START], row[_UPDATE_END], row[_FLAGS] = start_ns, end_ns, self.flags
-                self._push(row)
-                break
-            row[_FLAGS] = self.flags | sc.StepFlag.NO_OUTPUT  # its execution failed
-            self._push(row)
-        finished = self.scheduler.finished_req_ids
-        if finished:
-            for request_id in finished:
-                record = self.requests.get(request_id)
-                if record is not None and not record.ended:
-                    record.ended = True
-                    self.ended.append((request_id, end_ns, step))
+        row[_UPDATE_START] = start_ns
+        row[_UPDATE_END] = end_ns
+        self.done.append(row)
+        if self.scheduler.finished_req_ids:
+            self._note_finished(step, end_ns)
+
+    def _note_finished(self, step: int, end_ns: int) -> None:
+        for request_id in self.scheduler.finished_req_ids:
+            record = self.requests.get(request_id)
+            if record is not None and not record.ended:
+                record.ended = True
+                self.ended.append((request_id, end_ns, step))
 
     def _push(self, row: list[int]) -> None:
         self.account.steps += 1
@@ -281,6 +290,8 @@ class CoreRecorder:
         for request_id in list(self.requests):
             self.ended.append((request_id, monotonic_ns(), -1))
         self._close_ended()
+        while self.done:
+            self._push(self.done.popleft())
 
 
 def served_name(model_config: Any) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from time import monotonic_ns
+from time import monotonic_ns, thread_time_ns
 from typing import Any
 
 from . import semconv as sc
@@ -161,8 +161,10 @@ class CoreHook:
                 result = original(scheduler_output, *args, **kwargs)
                 end = monotonic_ns()
                 try:
+                    # CPU time: the workers run now, and may well have taken this core.
+                    cpu = thread_time_ns()
                     recorder.compose(scheduler_output, end)
-                    account.overlapped_ns += monotonic_ns() - end
+                    account.overlapped_ns += thread_time_ns() - cpu
                 except Exception as error:
                     fault("core.execute_model", error)
                 return result

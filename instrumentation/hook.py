@@ -48,6 +48,7 @@ class Hook:
         self.patcher = Patcher(self.account)
         self.collectors: list[Callable[[], None]] = []  # hand over what is open when the process ends
         self.forgetters: list[Callable[[], None]] = []  # drop what belongs to the parent, after a fork
+        self.parts: dict[str, Any] = {}  # frontend, core, worker: the objects behind the wrappers
         self._begin()
 
     def _begin(self) -> None:
@@ -121,6 +122,11 @@ class Hook:
 
 
 _hook: Hook | None = None
+
+
+def installed() -> Hook | None:
+    """This process's hook, if the plugin has loaded one."""
+    return _hook
 
 
 def get(settings: Settings) -> Hook:

@@ -43,10 +43,10 @@ def _install(configured: settings.Settings) -> None:
     # Processes that this one starts share the id, so that a server's parts are known as one.
     os.environ.setdefault("STRATOSCOPE_INSTANCE_ID", f"{new_span_id():016x}")
     hook = hook_module.get(configured)
-    hooks = {"frontend": FrontendHook(hook), "core": CoreHook(hook), "worker": WorkerHook(hook)}
+    hook.parts.update(frontend=FrontendHook(hook), core=CoreHook(hook), worker=WorkerHook(hook))
 
     def install(point: Point, module: ModuleType) -> None:
-        make = getattr(hooks[point.hook], point.make)
+        make = getattr(hook.parts[point.hook], point.make)
         if point.argument is not None:
             make = make(point.argument)
         owner = getattr(module, point.owner, None)

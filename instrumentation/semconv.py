@@ -211,7 +211,7 @@ OPEN_COLUMNS: Final = ("trace_id_hi", "trace_id_lo", "span_id", "arrival_ns")  #
 HOOK_STEPS: Final = "stratoscope.hook.steps"
 HOOK_REQUESTS: Final = "stratoscope.hook.requests"
 HOOK_CRITICAL_NS: Final = "stratoscope.hook.critical_ns"  # on the engine's critical path
-HOOK_OVERLAPPED_NS: Final = "stratoscope.hook.overlapped_ns"  # while the workers execute
+HOOK_OVERLAPPED_NS: Final = "stratoscope.hook.overlapped_ns"  # CPU time, while the workers execute
 HOOK_REQUEST_NS: Final = "stratoscope.hook.request_ns"  # per-request work, any thread but the flush thread
 HOOK_FLUSH_CPU_NS: Final = "stratoscope.hook.flush_cpu_ns"  # CPU time of the flush thread
 HOOK_DROPPED: Final = "stratoscope.hook.dropped"  # records lost: full buffer or failed export
@@ -225,3 +225,42 @@ LOOP_LAG_SUM_NS: Final = "stratoscope.loop_lag.sum_ns"
 SYNTH: Final = "stratoscope.synthesised"  # true on every such span
 CAUSE: Final = "stratoscope.cause"
 SECONDS_PREFIX: Final = "stratoscope.seconds."  # + layer.cause, on the phase spans
+
+# --- metrics: GPU evidence (NVML) ----------------------------------------------------------------------------
+# OpenTelemetry's ``hw.*`` first. Every point carries HW_ID (the GPU's or MIG device's UUID).
+HW_ID: Final = "hw.id"
+HW_NAME: Final = "hw.name"  # gpu0, gpu1 ... in NVML's (PCI bus) order
+HW_MODEL: Final = "hw.model"
+HW_VENDOR: Final = "hw.vendor"
+HW_PARENT: Final = "hw.parent"  # a MIG device's GPU
+HW_TYPE: Final = "hw.type"
+HW_STATE: Final = "hw.state"
+HW_SENSOR_LOCATION: Final = "hw.sensor_location"
+HW_GPU_TASK: Final = "hw.gpu.task"
+IO_DIRECTION: Final = "network.io.direction"  # transmit | receive, as the GPU sees it
+PROCESS_PID: Final = "process.pid"
+
+M_GPU_UTILIZATION: Final = "hw.gpu.utilization"  # share of time in which any kernel ran
+M_GPU_MEMORY_USAGE: Final = "hw.gpu.memory.usage"
+M_GPU_MEMORY_LIMIT: Final = "hw.gpu.memory.limit"
+M_GPU_IO: Final = "hw.gpu.io"
+M_POWER: Final = "hw.power"
+M_ENERGY: Final = "hw.energy"
+M_TEMPERATURE: Final = "hw.temperature"
+M_ERRORS: Final = "hw.errors"
+M_STATUS: Final = "hw.status"
+
+GPU_LINK: Final = "stratoscope.gpu.link"  # pcie | nvlink
+GPU_CLOCK: Final = "stratoscope.gpu.clock"  # graphics | sm | memory
+GPU_REASON: Final = "stratoscope.gpu.reason"  # why clocks are held down
+M_GPU_MEMORY_BUSY: Final = "stratoscope.gpu.memory.busy"  # share of time in which memory was read or written
+M_GPU_CLOCK: Final = "stratoscope.gpu.clock.speed"
+M_GPU_CLOCK_LIMIT: Final = "stratoscope.gpu.clock.speed.limit"
+M_GPU_CLOCKS_EVENT: Final = "stratoscope.gpu.clocks_event"  # 1 while GPU_REASON holds clocks down
+M_GPU_THROTTLE_TIME: Final = "stratoscope.gpu.throttle.time"  # time in which GPU_REASON held clocks down
+M_GPU_POWER_LIMIT: Final = "stratoscope.gpu.power.limit"
+M_GPU_PCIE_GENERATION: Final = "stratoscope.gpu.pcie.link.generation"
+M_GPU_PCIE_WIDTH: Final = "stratoscope.gpu.pcie.link.width"
+M_GPU_PROCESSES: Final = "stratoscope.gpu.processes"
+M_GPU_PROCESS_MEMORY: Final = "stratoscope.gpu.process.memory"
+# --- end of metrics: GPU evidence ------------------------------------------------------------------------------

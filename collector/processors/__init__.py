@@ -1,0 +1,1 @@
+"""What happens to telemetry on its way through a pipeline."""
