@@ -180,7 +180,8 @@ def _bands(attributed: Attributed, bands: Bands | None) -> list[tuple[str, str, 
 
 @dataclass(frozen=True, slots=True)
 class Conservation:
-    """Whether segments sum to latency, over e2e, and how much stays unexplained (shares of a request)."""
+    """Whether segments sum to latency in every phase, and how much of e2e stays unexplained (shares of a
+    request)."""
 
     max_abs_residual_ns: int
     unattributed_share_mean: float
@@ -194,5 +195,5 @@ def conservation(attributed: Attributed) -> Conservation:
         return Conservation(0, 0.0, 0.0)
     unknown = attributed.cells_ns[:, E2E][:, _UNATTRIBUTED].sum(axis=1)
     share = np.sort(unknown / np.maximum(latency, 1))
-    worst = int(np.abs(attributed.residual_ns[:, E2E]).max())
+    worst = int(np.abs(attributed.residual_ns).max())
     return Conservation(worst, float(share.mean()), float(share[nearest_rank(99, len(share)) - 1]))

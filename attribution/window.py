@@ -61,5 +61,12 @@ class EngineWindow:
             self._timeline = EngineTimeline.build(steps, workers)
         return self._timeline
 
+    def rows(self, limit: int) -> list[dict[str, int]]:
+        """The newest ``limit`` rows of the step table, newest last, by column name."""
+        steps = StepTable.concat(self._steps)
+        names = steps.COLUMNS
+        columns = [steps[name][-limit:].tolist() for name in names]
+        return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
+
     def __len__(self) -> int:
         return sum(len(table) for table in self._steps)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import TYPE_CHECKING, Any
 
 from stratoscope.cli.console import print_json, show
@@ -48,7 +49,12 @@ def main(args: argparse.Namespace) -> int:
     """Print the summary of the files."""
     from stratoscope.cli.source import FileSource
 
-    document = FileSource(args.paths, args.slowest).summary()
+    source = FileSource(args.paths)
+    document = source.summary()
+    document["slowest"] = source.requests(args.slowest)
+    document["problems"] = source.analysis.problems
+    for problem in source.analysis.problems:
+        print(f"stratoscope analyze: {problem}", file=sys.stderr)
     if args.json:
         print_json(document)
     else:

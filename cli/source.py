@@ -6,7 +6,7 @@ import urllib.parse
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from stratoscope.cli.errors import NO_DATA, CliError
+from stratoscope.cli.errors import NO_DATA, USAGE, CliError
 
 Document = dict[str, Any]
 
@@ -59,8 +59,35 @@ class AgentSource:
 class FileSource:
     """Reads OTLP files and attributes them in this process."""
 
-    def __init__(self, paths: Sequence[str], slowest: int = 10) -> None:
-        raise NotImplementedError
+    def __init__(self, paths: Sequence[str]) -> None:
+        try:
+            from stratoscope.collector import views
+            from stratoscope.collector.analyze import AnalyzeError, analyze
+        except ModuleNotFoundError as error:
+            raise CliError(
+                f"reading OTLP files needs {error.name}: pip install 'stratoscope[agent]'", USAGE
+            ) from error
+        try:
+            self.analysis = analyze(paths)
+        except AnalyzeError as error:
+            raise CliError(str(error), NO_DATA) from error
+        self._views = views
+
+    def summary(self, window_s: float | None = None) -> Document:
+        """See :class:`Source`."""
+        return self._views.summary(self.analysis.attributor, window_s)
+
+    def requests(self, limit: int) -> list[Document]:
+        """See :class:`Source`."""
+        rows: list[Document] = self._views.requests(self.analysis.attributor, "slowest", limit)["requests"]
+        return rows
+
+    def request(self, trace_id: str) -> Document:
+        """See :class:`Source`."""
+        document = self._views.request(self.analysis.attributor, trace_id)
+        if document is None:
+            raise CliError(f"no request with trace id {trace_id} in the files", NO_DATA)
+        return document
 
 
 def open_source(url: str | None, files: Sequence[str] | None) -> Source:
