@@ -35,7 +35,9 @@ class Toggle:
     def __init__(self, core: Any, recorder: Any) -> None:
         self.recorder = recorder
         self.wrapped = [(core.scheduler, name, vars(core.scheduler)[name]) for name in _POINTS]
-        self.wrapped.append((core.model_executor, "execute_model", vars(core.model_executor)["execute_model"]))
+        self.wrapped.append(
+            (core.model_executor, "execute_model", vars(core.model_executor)["execute_model"])
+        )
         worker = getattr(getattr(core.model_executor, "driver_worker", None), "worker", None)
         for name in ("execute_model", "sample_tokens"):
             if worker is not None:
@@ -58,7 +60,9 @@ class ModelTime:
 
     def __init__(self, core: Any) -> None:
         self.total_ns = 0
-        runner = getattr(getattr(getattr(core.model_executor, "driver_worker", None), "worker", None), "model_runner", None)
+        runner = getattr(
+            getattr(getattr(core.model_executor, "driver_worker", None), "worker", None), "model_runner", None
+        )
         for name in ("execute_model", "sample_tokens") if runner is not None else ():
             setattr(runner, name, self._timed(getattr(runner, name)))
 
@@ -99,7 +103,9 @@ def block(engine: Any, core: Any, model: ModelTime, batch: int, tokens: int, tag
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model")
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--tokens", type=int, default=128)
@@ -147,7 +153,9 @@ def main() -> None:
             )
             if mode == "A":
                 steps = account.steps - before[2]
-                own.append(((account.critical_ns - before[0]) / steps, (account.overlapped_ns - before[1]) / steps))
+                own.append(
+                    ((account.critical_ns - before[0]) / steps, (account.overlapped_ns - before[1]) / steps)
+                )
         pairs.append(statistics.mean(times["A"]) - statistics.mean(times["B"]))
         drift.append(times["B"][1] - times["B"][0])
         on_ns += times["A"]

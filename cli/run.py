@@ -109,9 +109,7 @@ def _ensure_agent(endpoint: str, protocol: str, config: str | None, keep: bool) 
         _say(f"sending telemetry to {endpoint}")
         return
     if not is_loopback(host):
-        _say(
-            f"nothing answers at {endpoint}: the command runs, but its telemetry is dropped until then"
-        )
+        _say(f"nothing answers at {endpoint}: the command runs, but its telemetry is dropped until then")
         return
     arguments = [] if keep else ["--exit-with", str(os.getpid())]
     ready = [(host, port)]

@@ -68,7 +68,9 @@ def _files(paths: Sequence[str | Path]) -> Iterator[Path]:
         if path.is_dir():
             found = sorted(p for p in path.rglob("*") if p.is_file() and _looks_like_otlp(p))
             if not found:
-                raise AnalyzeError(f"{path}: no OTLP files in this directory ({', '.join(_SUFFIXES)}, or .gz)")
+                raise AnalyzeError(
+                    f"{path}: no OTLP files in this directory ({', '.join(_SUFFIXES)}, or .gz)"
+                )
             yield from found
         elif path.is_file():
             yield path

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+
 from stratoscope.attribution.records import ServerRequest
 from stratoscope.attribution.tables import OutputTable
 from stratoscope.attribution.timeline import EngineTimeline

@@ -151,7 +151,9 @@ class Attributor:
         with self.lock:
             for uid, engine in self.assembler.engines.items():
                 if engine_uid is None or uid == engine_uid:
-                    rows += [{"engine_uid": uid, **row} for row in engine.window.rows(min(limit, _RECENT_STEPS))]
+                    rows += [
+                        {"engine_uid": uid, **row} for row in engine.window.rows(min(limit, _RECENT_STEPS))
+                    ]
         rows.sort(key=lambda row: -row["sched_start_ns"])
         return rows[:limit]
 

@@ -19,6 +19,7 @@ from google.protobuf.message import Message
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
+
     from stratoscope.collector.telemetry import Telemetry
 
 

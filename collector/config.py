@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import yaml
+
 from stratoscope.collector import config_file, registry
 from stratoscope.collector.component import Factory, Kind, Signal
 from stratoscope.collector.config_file import ConfigError

@@ -7,6 +7,7 @@ import re
 from typing import Any, Final
 
 import yaml
+
 from stratoscope.collector.component import Kind
 from stratoscope.collector.config_schema import Expanded, Problems
 

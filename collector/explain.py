@@ -30,7 +30,9 @@ _WORDS: Final = {
 }
 
 
-def explain(attributes: dict[str, Any], phases: dict[str, Any], neighbours: list[dict[str, Any]]) -> list[str]:
+def explain(
+    attributes: dict[str, Any], phases: dict[str, Any], neighbours: list[dict[str, Any]]
+) -> list[str]:
     """Sentences about one request. ``phases`` and ``neighbours`` as in the request document."""
     sentences = [_headline(attributes, phases)]
     for phase, title in _PHASE_NAMES.items():

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
 import numpy as np
+
 from stratoscope.attribution.tables import Table
 
 T = TypeVar("T", bound=Table)

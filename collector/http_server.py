@@ -13,6 +13,7 @@ import time
 from typing import Any
 
 import uvicorn
+
 from stratoscope.collector.component import StartError
 from stratoscope.collector.config_schema import split_endpoint
 

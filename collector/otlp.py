@@ -30,6 +30,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
 )
+
 from stratoscope.collector.component import Batch, Signal
 from stratoscope.collector.wire_error import find_wire_error
 

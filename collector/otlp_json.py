@@ -12,6 +12,7 @@ from typing import Any, Final, NoReturn
 
 from google.protobuf import json_format
 from google.protobuf.message import EncodeError, Message
+
 from stratoscope.collector.component import Signal
 from stratoscope.collector.otlp import REQUEST, Decoded, InvalidPayload, decode_protobuf
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
+
 from stratoscope.collector.component import Signal
 
 PREFIX: Final = "stratoscope_agent_"

@@ -79,7 +79,10 @@ def summary(source: Attributor | Source, window_s: float | None = None, model: s
 
 
 def matrix(
-    source: Attributor | Source, window_s: float | None = None, model: str | None = None, phase: str | None = None
+    source: Attributor | Source,
+    window_s: float | None = None,
+    model: str | None = None,
+    phase: str | None = None,
 ) -> Document:
     """The attribution matrix. A window beyond what is kept in detail comes from the per-minute sums,
     with latency buckets as bands (``approximate`` is true then: minutes are not cut)."""
@@ -241,7 +244,9 @@ def _history(store: RequestStore, since_ns: int) -> list[Document]:
     found = []
     for bucket in np.flatnonzero(counts).tolist():
         low = BUCKET_EDGES_NS[bucket] // 1_000_000
-        band = f"{low}-{BUCKET_EDGES_NS[bucket + 1] // 1_000_000} ms" if bucket + 1 < N_BUCKETS else f">{low} ms"
+        band = (
+            f"{low}-{BUCKET_EDGES_NS[bucket + 1] // 1_000_000} ms" if bucket + 1 < N_BUCKETS else f">{low} ms"
+        )
         for at, phase in enumerate(PHASES):
             for cause in causes(cells[bucket, at]):
                 found.append({"phase": phase, "band": band, **cause, "requests": int(counts[bucket])})
@@ -251,6 +256,7 @@ def _history(store: RequestStore, since_ns: int) -> list[Document]:
 def _hook(processes: list[Document]) -> Document:
     """The hook's account over all processes. A step's critical path runs through the engine core and
     one worker rank, so the ranks' time is averaged and added."""
+
     def total(name: str, *roles: str) -> int:
         return sum(int(p.get(name, 0)) for p in processes if not roles or p["role"] in roles)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from google.protobuf import text_format
+
 from stratoscope.collector.component import Batch, Context, Factory, Kind
 from stratoscope.collector.config_schema import key
 from stratoscope.collector.telemetry import ITEM_NAME

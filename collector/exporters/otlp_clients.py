@@ -12,6 +12,7 @@ import grpc
 import requests
 from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
+
 from stratoscope.collector.component import Batch, Signal, StartError
 from stratoscope.collector.exporters.queued import SendError
 from stratoscope.collector.otlp import REJECTED_FIELD, RESPONSE, SERVICE

@@ -93,8 +93,12 @@ class AttributionProcessor:
         self._overrun = telemetry.counter(
             "attribution_overrun_spans", "Spans not attributed because the queue was full."
         )
-        self._failed = telemetry.counter("attribution_failures", "Exceptions caught in the attribution thread.")
-        self._synth_lost = telemetry.counter("attribution_refused_spans", "Synthesised spans that no exporter took.")
+        self._failed = telemetry.counter(
+            "attribution_failures", "Exceptions caught in the attribution thread."
+        )
+        self._synth_lost = telemetry.counter(
+            "attribution_refused_spans", "Synthesised spans that no exporter took."
+        )
         for name, read in (
             ("attribution_finished_requests", lambda: self.attributor.store.total),
             ("attribution_pending_requests", lambda: len(self.attributor.assembler.pending)),

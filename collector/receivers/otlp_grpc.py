@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import grpc
 from google.protobuf.any_pb2 import Any as AnyMessage
 from google.rpc import code_pb2, error_details_pb2, status_pb2
+
 from stratoscope.collector.component import Refused, Signal, StartError
 from stratoscope.collector.config_schema import split_endpoint
 from stratoscope.collector.http_server import bind

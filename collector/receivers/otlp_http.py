@@ -18,6 +18,7 @@ from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
+
 from stratoscope.collector.component import Refused, Signal
 from stratoscope.collector.http_server import HttpServer
 from stratoscope.collector.otlp import (

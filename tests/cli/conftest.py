@@ -26,7 +26,8 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 _ENV = {
     name: value
     for name, value in os.environ.items()
-    if not name.startswith(("OTEL_", "STRATOSCOPE_")) and name not in ("NO_COLOR", "COLUMNS", "FORCE_COLOR", "TERM")
+    if not name.startswith(("OTEL_", "STRATOSCOPE_"))
+    and name not in ("NO_COLOR", "COLUMNS", "FORCE_COLOR", "TERM")
 }
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from stratoscope.cli.agent import LINGER_S
 from stratoscope.cli.errors import CliError
 from stratoscope.cli.run import environment
@@ -86,7 +87,9 @@ def test_an_endpoint_that_is_none_is_refused(url: str) -> None:
 
 
 def test_exit_code_and_arguments_are_the_commands_own(cli: Any) -> None:
-    done = cli("run", "--no-agent", sys.executable, "-c", "import sys; sys.exit(len(sys.argv))", "--json", "--", "x")
+    done = cli(
+        "run", "--no-agent", sys.executable, "-c", "import sys; sys.exit(len(sys.argv))", "--json", "--", "x"
+    )
     assert done.returncode == 4  # -c, --json, --, x
 
 
@@ -147,7 +150,9 @@ def test_an_agent_is_started_and_ends_after_the_command(cli: Any, tmp_path: Path
     config.write_text(AGENT_CONFIG.format(port=port))
     code = f"import socket; socket.create_connection(('127.0.0.1', {port}), 5); print('reached')"
     endpoint = f"http://127.0.0.1:{port}"
-    done = cli("run", "--agent-endpoint", endpoint, "--agent-config", str(config), "--", sys.executable, "-c", code)
+    done = cli(
+        "run", "--agent-endpoint", endpoint, "--agent-config", str(config), "--", sys.executable, "-c", code
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "reached\n"
     assert "agent started (process " in done.stderr
@@ -164,7 +169,9 @@ def test_a_kept_agent_stays(cli: Any, tmp_path: Path) -> None:
     config = tmp_path / "agent.yaml"
     config.write_text(AGENT_CONFIG.format(port=port))
     endpoint = f"http://127.0.0.1:{port}"
-    done = cli("run", "--keep-agent", "--agent-endpoint", endpoint, "--agent-config", str(config), "--", "true")
+    done = cli(
+        "run", "--keep-agent", "--agent-endpoint", endpoint, "--agent-config", str(config), "--", "true"
+    )
     assert done.returncode == 0, done.stderr
     pid = int((tmp_path / "state" / "stratoscope" / f"agent-{port}.pid").read_text())
     try:

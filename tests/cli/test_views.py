@@ -24,7 +24,16 @@ def test_matrix_shows_layers_causes_and_bands(cli: Any, serving: Any, documents:
     with serving(documents) as (url, _):
         done = cli("matrix", "--url", url)
     assert done.returncode == 0, done.stderr
-    for words in ("240 requests", "216 ok", "<=p50", "p50-p90", ">p90", "wait_slots", "unattributed", "132 s"):
+    for words in (
+        "240 requests",
+        "216 ok",
+        "<=p50",
+        "p50-p90",
+        ">p90",
+        "wait_slots",
+        "unattributed",
+        "132 s",
+    ):
         assert words in done.stdout
     rows = [line.split() for line in done.stdout.splitlines()]
     assert ["model", "61.4%", "54.2%", "51.9%", "72.6", "s", "55.2%"] in rows
@@ -42,7 +51,10 @@ def test_small_causes_are_summed_up_unless_all_are_wanted(cli: Any, serving: Any
 
 def test_phase_picks_the_rows_of_that_phase(cli: Any, serving: Any, documents: Any) -> None:
     with serving(documents) as (url, _):
-        ttft, none = cli("matrix", "--url", url, "--phase", "ttft"), cli("matrix", "--url", url, "--phase", "itl")
+        ttft, none = (
+            cli("matrix", "--url", url, "--phase", "ttft"),
+            cli("matrix", "--url", url, "--phase", "itl"),
+        )
     assert "time to first token" in ttft.stdout
     assert "52.7 s" in ttft.stdout  # 0.4 of 131.7
     assert "no time is recorded for between tokens" in none.stdout
@@ -148,7 +160,9 @@ def test_no_agent_is_a_sentence_and_exit_code_3(cli: Any) -> None:
         done = cli("matrix", "--url", url, http_proxy="http://127.0.0.1:1")
     assert done.returncode == 3
     assert done.stdout == ""
-    assert done.stderr.startswith(f"stratoscope matrix: no agent answers at {url} (connection refused): start one")
+    assert done.stderr.startswith(
+        f"stratoscope matrix: no agent answers at {url} (connection refused): start one"
+    )
     assert "`stratoscope agent`" in done.stderr
     assert "--url" in done.stderr
 
@@ -162,7 +176,9 @@ def test_no_agent_is_a_sentence_and_exit_code_3(cli: Any) -> None:
         (400, 2, "HTTP 400"),
     ],
 )
-def test_a_wrong_answer_is_a_sentence(cli: Any, serving: Any, documents: Any, document: Any, code: int, words: str) -> None:
+def test_a_wrong_answer_is_a_sentence(
+    cli: Any, serving: Any, documents: Any, document: Any, code: int, words: str
+) -> None:
     documents[f"/api/v1/requests/{TRACE_ID}"] = document
     with serving(documents) as (url, _):
         done = cli("why", TRACE_ID, "--url", url)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from stratoscope.instrumentation.account import Account
 from stratoscope.instrumentation.patching import MAX_FAULTS, Patcher, when_imported
 
@@ -61,9 +62,7 @@ def test_a_missing_attribute_is_false_and_harmless(patcher: Patcher) -> None:
     assert not patcher.wrap(Engine, "step_with_batch_queue", "point", counting([]))
 
 
-def test_a_point_goes_out_after_a_few_faults(
-    patcher: Patcher, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_point_goes_out_after_a_few_faults(patcher: Patcher, caplog: pytest.LogCaptureFixture) -> None:
     def make(original: Any) -> Any:
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
@@ -107,9 +106,7 @@ def test_a_module_is_patched_when_it_is_imported_later(
     monkeypatch.delitem(sys.modules, "late_module_for_test")
 
 
-def test_an_import_that_fails_still_fails_as_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_import_that_fails_still_fails_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "broken_module_for_test.py").write_text("raise RuntimeError('theirs')\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     when_imported("broken_module_for_test", lambda module: None)

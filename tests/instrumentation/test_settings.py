@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from stratoscope.instrumentation import settings
 
 ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4317"}

@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 import pytest
+
 from stratoscope.collector import config
 from stratoscope.collector.agent import Agent
 from stratoscope.collector.component import Batch, Refused, Signal, StartError

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+
 from stratoscope.collector import config, registry
 from stratoscope.collector.component import Kind
 from stratoscope.collector.config_file import ConfigError

@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 import pytest
 from google.protobuf import json_format
+
 from stratoscope.collector.component import Component, Context, Refused, Signal, StartError
 from stratoscope.collector.config_schema import read
 from stratoscope.collector.exporters import file, otlp

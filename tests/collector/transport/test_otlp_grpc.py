@@ -7,6 +7,7 @@ from typing import Any
 import grpc
 import pytest
 from google.rpc import error_details_pb2, status_pb2
+
 from stratoscope.collector.component import Refused, Signal, StartError
 from stratoscope.collector.otlp import RESPONSE, SERVICE
 

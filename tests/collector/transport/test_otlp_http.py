@@ -12,6 +12,7 @@ import pytest
 import requests
 from google.rpc import code_pb2, status_pb2
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
+
 from stratoscope.collector.component import Refused, Signal, StartError
 from stratoscope.collector.otlp import RESPONSE
 from stratoscope.collector.otlp_json import encode_json

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from stratoscope.collector.component import Batch, Context, Refused, Signal
 from stratoscope.collector.otlp import REQUEST, count_items, decode_protobuf
 from stratoscope.collector.processors import batch as batch_module

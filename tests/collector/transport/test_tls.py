@@ -25,7 +25,18 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     certificate, key = folder / "cert.pem", folder / "key.pem"
     subprocess.run(
         [
-            *"openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2".split(),
+            *[
+                "openssl",
+                "req",
+                "-x509",
+                "-newkey",
+                "ec",
+                "-pkeyopt",
+                "ec_paramgen_curve:prime256v1",
+                "-nodes",
+                "-days",
+                "2",
+            ],
             *f"-subj /CN=test -addext subjectAltName=IP:127.0.0.1 -keyout {key} -out {certificate}".split(),
         ],
         check=True,

@@ -1,0 +1,1 @@
+"""Grafana dashboards, alert and recording rules, generated: the next milestone fills this package."""
