@@ -1,6 +1,7 @@
 # Two commands for users: `make demo` and `make test`. Both set up everything they need in $(VENV).
 VENV ?= .venv
-PYTHON ?= $(firstword $(foreach p,python3.13 python3.12 python3.11 python3,$(shell command -v $(p) 2>/dev/null)))
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+  "$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { command -v "$$p"; break; }; done)
 ARGS ?=
 PYTEST_ARGS ?=
 BIN := $(VENV)/bin
@@ -47,9 +48,7 @@ clean:
 	rm -rf $(VENV) build dist *.egg-info
 
 $(STAMP): pyproject.toml $(LOCK) Makefile
-	@$(if $(PYTHON),,echo "no Python found: install python3 (3.11 or newer) and python3-venv" >&2; exit 1)
-	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-	  echo "$(PYTHON) is older than 3.11: install a newer one, or make PYTHON=/path/to/python3.12 ..." >&2; exit 1; }
+	@$(if $(PYTHON),,echo "no Python 3.11 or newer found: install it with its venv module, or make PYTHON=/path/to/it" >&2; exit 1)
 	@"$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null || { \
 	  echo "$(PYTHON) has no venv module: apt-get install python3-venv" >&2; exit 1; }
 	@echo "[1/4] virtual environment in $(VENV)"

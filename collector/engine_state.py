@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
 
@@ -15,16 +15,18 @@ from stratoscope.collector.records import EngineSpan, Process, Window
 from stratoscope.instrumentation import semconv as sc
 
 _MAX_PREFILLS: Final = 200_000  # rows of 32 bytes an engine
+_MAX_RANKS: Final = 1024
 _PROMPT_KINDS: Final = (int(sc.EventKind.PREFILL), int(sc.EventKind.RECOMPUTE))
 S = TypeVar("S")
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds on what is held; 0 seconds mean without end (offline)."""
+    """Bounds on what is held; a ``window_s`` of 0 is without end (offline)."""
 
     window_s: float = 600.0  # age of step, worker and output rows
     max_rows: int = 300_000  # of each such table
+    max_table_bytes: int = 256 << 20  # of all such tables together
     max_pending: int = 20_000  # requests that wait to be joined, and open ones
     max_sources: int = 1024  # engines, and processes
 
@@ -69,6 +71,7 @@ class EngineState:
         self.first_s = self.last_s = now_s
         self.steps = TableHistory(StepTable, _STEP_TIMES, limits.max_rows)
         self.workers: dict[int, TableHistory[WorkerStepTable]] = {}
+        self.worker_domains: dict[int, str] = {}
         self.marks_ns: dict[int | None, int] = {}  # by rank; None: the core
         self.prefills = Prefills()
         self._limits = limits
@@ -85,8 +88,11 @@ class EngineState:
         """Take a window of one rank's executions; returns the number of old rows that had to go."""
         history = self.workers.get(window.rank)
         if history is None:
+            if len(self.workers) >= _MAX_RANKS:
+                return len(window.table)
             history = TableHistory(WorkerStepTable, _WORKER_TIMES, self._limits.max_rows)
             self.workers[window.rank] = history
+        self.worker_domains[window.rank] = window.process.clock_domain
         self._advance(window.rank, window.watermark_ns)
         assert isinstance(window.table, WorkerStepTable)
         return history.add(window.table, now_s)
@@ -96,15 +102,29 @@ class EngineState:
         marks = self.marks_ns
         return None in marks and len(marks) > 1 and min(marks.values()) >= time_ns
 
+    def executions(self, from_ns: int, to_ns: int) -> dict[int, WorkerStepTable]:
+        """By rank, without ranks whose clock cannot be compared with the core's."""
+        return {
+            rank: history.between(from_ns, to_ns)
+            for rank, history in self.workers.items()
+            if self.worker_domains[rank] == self.clock_domain
+        }
+
+    @property
+    def histories(self) -> list[TableHistory[Any]]:
+        """All its tables."""
+        return [self.steps, *self.workers.values()]
+
     def trim(self, before_s: float) -> None:
         """Forget rows that arrived before ``before_s``."""
-        for history in (self.steps, *self.workers.values()):
+        for history in self.histories:
             history.trim(before_s)
 
     def _advance(self, who: int | None, mark_ns: int) -> None:
         self.marks_ns[who] = max(self.marks_ns.get(who, 0), mark_ns)
 
 
+_ROLES: Final = ("api_server", "engine_core", "worker")
 _STEP_TIMES: Final = ("input_start_ns", "sched_start_ns", "dispatch_end_ns", "update_end_ns")
 _WORKER_TIMES: Final = ("exec_start_ns", "exec_end_ns", "sample_end_ns")
 _OUTPUT_TIMES: Final = ("engine_ts_ns", "end_ns")
@@ -146,7 +166,8 @@ class ProcessState:
 
     def note(self, window: Window) -> None:
         """Take over role, watermark and account of any window."""
-        self.roles[window.role] = None
+        if window.role in _ROLES:
+            self.roles[window.role] = None
         self.mark_ns = max(self.mark_ns, window.watermark_ns)
         if window.watermark_ns >= self.account_ns:
             self.account_ns = window.watermark_ns

@@ -33,6 +33,11 @@ class TableHistory(Generic[T]):
         self._chunks: list[_Chunk[T]] = []
         self.rows = 0
 
+    @property
+    def size_bytes(self) -> int:
+        """What the rows take."""
+        return 8 * self.rows * len(self._kind.COLUMNS)
+
     def add(self, table: T, now_s: float) -> int:
         """Keep the rows of a window; returns how many old rows had to go for lack of room."""
         if not len(table):
@@ -42,13 +47,13 @@ class TableHistory(Generic[T]):
         self.rows += len(table)
         evicted = 0
         while len(self._chunks) > 1 and (self.rows > self._max_rows or len(self._chunks) > _MAX_CHUNKS):
-            evicted += self._drop_first()
+            evicted += self.drop_first()
         return evicted
 
     def trim(self, before_s: float) -> None:
         """Forget windows that arrived before ``before_s``."""
         while self._chunks and self._chunks[0].arrived_s < before_s:
-            self._drop_first()
+            self.drop_first()
 
     def between(self, from_ns: int, to_ns: int) -> T:
         """All rows of the windows that touch [from_ns, to_ns], and of one window on either side."""
@@ -72,7 +77,8 @@ class TableHistory(Generic[T]):
                 break
         return self._kind.concat(found)
 
-    def _drop_first(self) -> int:
+    def drop_first(self) -> int:
+        """Forget the window that arrived first (there must be one); returns its number of rows."""
         count = len(self._chunks.pop(0).table)
         self.rows -= count
         return count
