@@ -1,342 +1,356 @@
-"""Joins what the processes say of one request, and decides when to stop waiting for more.
+"""Joins what the processes of a vLLM sent separately: requests with engines, steps, outputs.
 
-A request is complete when its server span is here, as many engine spans as it submitted, and the
-watermarks of its API server, its engines and each of their known worker ranks have passed its end.
-It is finished with what there is after ``join_timeout_s``; attribution then says what is missing.
-A request that is only known to be open, from a process that has gone silent, is finished as
-``unfinished``.
-
-Nothing here reads a clock: callers pass ``now_s``, seconds that only grow. For one thread.
+An engine's span has the server's span as its parent; steps are found by the engine's uid, outputs
+by the API server's process uid. A request is ready when all its engine spans are here and every
+process that had a part in it has sent everything up to the request's end (its *watermark*), or
+when ``join_timeout_s`` has passed since its server span came: then it is used as it is, and what is
+missing becomes unattributed time. Nothing here reads a clock: ``now_s`` is passed in.
 """
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections import OrderedDict, deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from stratoscope.attribution.records import ServerRequest
-from stratoscope.attribution.tables import OutputTable, clean_time
+from stratoscope.attribution.tables import OutputTable
 from stratoscope.attribution.timeline import EngineTimeline
-from stratoscope.collector.engine_state import (
-    Bounded,
-    EngineState,
-    Limits,
-    OpenRequest,
-    ProcessState,
-    trace_id_of,
-)
-from stratoscope.collector.records import EngineSpan, ServerSpan, SpanRecord, WorkerSpan, Window
+from stratoscope.attribution.window import EngineWindow
 from stratoscope.instrumentation import semconv as sc
 
-Key = tuple[bytes, bytes]  # trace id, span id of the server span
-_MAX_DONE = 20_000
+from .records import EngineSpan, Process, ServerSpan, Window, WorkerSpan
+
+Key = tuple[bytes, bytes]  # trace id, server span id
+_HORIZON_SLACK_NS = 5_000_000_000  # requests younger than a flush may not be known yet
+_REMEMBERED = 65536  # finished keys, to know a repeated delivery
 
 
 @dataclass(slots=True)
-class Joined:
-    """A request with all that was found of it. ``complete``: nothing was given up on."""
+class Limits:
+    """Bounds of what is held while it waits; all counts."""
 
+    join_timeout_s: float = 3.0
+    unfinished_after_s: float = 30.0
+    window_s: float = 600.0
+    max_pending: int = 20_000
+    max_open: int = 50_000
+
+
+@dataclass(slots=True)
+class ProcessState:
+    """The last that is known of a process."""
+
+    process: Process
+    role: str = ""
+    seen_s: float = 0.0
+    watermark_ns: int = 0
+    account: dict[str, int] = field(default_factory=dict)
+    missing: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class EngineState:
+    """One engine core with its worker ranks; ``marks`` has a watermark a rank, -1 is the core."""
+
+    uid: str
+    clock_domain: str
+    index: int = 0
+    window: EngineWindow = field(default_factory=EngineWindow)
+    marks: dict[int, int] = field(default_factory=dict)
+    chunks: dict[int, list[tuple[bytes, int]]] = field(default_factory=dict)  # step: (trace id, tokens)
+    steps_seen: int = 0
+    seen_s: float = 0.0
+
+
+@dataclass(slots=True)
+class Pending:
+    """A request whose server span, engine spans, or both, are here."""
+
+    server: ServerSpan | None = None
+    server_s: float = 0.0
+    first_s: float = 0.0
+    engines: dict[str, EngineSpan] = field(default_factory=dict)
+    ranks: dict[str, set[int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A request ready to be attributed."""
+
+    key: Key
     server: ServerSpan
     request: ServerRequest
-    engines: list[EngineSpan]
-    workers: list[WorkerSpan]
-    complete: bool
-
-    @property
-    def span_ns(self) -> tuple[int, int]:
-        """(arrival, end), monotonic ns."""
-        return self.request.span_ns
-
-
-@dataclass(slots=True)
-class _Parts:
-    """What has arrived of one request. ``since_s``: its server span, else its first part."""
-
-    since_s: float
-    server: ServerSpan | None = None
-    engines: dict[bytes, EngineSpan] = field(default_factory=dict)
-    workers: dict[bytes, WorkerSpan] = field(default_factory=dict)
-    settled: bool = False  # complete at the tick before: stragglers of the same flush are here too
+    engines: tuple[EngineSpan, ...]
 
 
 class Assembler:
-    """Takes records, gives joined requests, keeps the tables that they need."""
+    """Not safe for use by several threads; its owner holds a lock."""
 
-    def __init__(
-        self, limits: Limits | None = None, join_timeout_s: float = 3.0, unfinished_after_s: float = 30.0
-    ) -> None:
-        self.limits = limits or Limits()
-        self.join_timeout_s, self.unfinished_after_s = join_timeout_s, unfinished_after_s
-        self.engines: Bounded[EngineState] = Bounded(self.limits.max_sources)
-        self.processes: Bounded[ProcessState] = Bounded(self.limits.max_sources)
-        self.counts: Counter[str] = Counter()
-        self._servers: OrderedDict[Key, _Parts] = OrderedDict()  # with a server span
-        self._orphans: OrderedDict[Key, _Parts] = OrderedDict()  # without
-        self._done: OrderedDict[Key, frozenset[bytes]] = OrderedDict()
-        self._windows: OrderedDict[bytes, None] = OrderedDict()
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.processes: dict[str, ProcessState] = {}
+        self.engines: dict[str, EngineState] = {}
+        self.outputs: dict[str, OutputTable] = {}
+        self.pending: OrderedDict[Key, Pending] = OrderedDict()
+        self.open: dict[Key, tuple[int, str]] = {}  # arrival ns, process uid
+        self.counts: dict[str, int] = dict.fromkeys(
+            ("duplicates", "late", "evicted_pending", "evicted_open", "timed_out"), 0
+        )
+        self._done: set[Key] = set()
+        self._done_order: deque[Key] = deque()
 
-    # --- in -------------------------------------------------------------------------------------------
+    # --- taking in ------------------------------------------------------------------------------
 
-    def add(self, record: SpanRecord, now_s: float) -> None:
-        """Take one record. The same one again changes nothing."""
-        process = self._process(record, now_s)
+    def take(self, record: ServerSpan | EngineSpan | WorkerSpan | Window, now_s: float) -> None:
+        """Add one record."""
+        state = self._process(record.process, now_s)
         if isinstance(record, Window):
-            self._add_window(record, process, now_s)
+            self._take_window(record, state, now_s)
         elif isinstance(record, ServerSpan):
-            self._add_server(record, process, now_s)
+            state.role = state.role or "api_server"
+            self._take_server(record, now_s)
+        elif isinstance(record, EngineSpan):
+            self._take_engine(record, now_s)
         else:
-            self._add_part(record, now_s)
+            self._take_worker(record, now_s)
 
-    def _process(self, record: SpanRecord, now_s: float) -> ProcessState:
-        state = self.processes.get(record.process.uid)
+    def _process(self, process: Process, now_s: float) -> ProcessState:
+        state = self.processes.get(process.uid)
         if state is None:
-            state = ProcessState.new(record.process, self.limits, now_s)
-        state.last_s = now_s
-        self.processes.touch(record.process.uid, state)
+            state = self.processes[process.uid] = ProcessState(process)
+        state.seen_s = now_s
         return state
 
-    def _engine(self, uid: str, now_s: float) -> EngineState:
-        state = self.engines.get(uid) or EngineState(uid, self.limits, now_s)
-        state.last_s = now_s
-        self.engines.touch(uid, state)
-        return state
+    def _engine(self, uid: str, process: Process, now_s: float) -> EngineState:
+        engine = self.engines.get(uid)
+        if engine is None:
+            engine = self.engines[uid] = EngineState(uid, process.clock_domain)
+        engine.seen_s = now_s
+        return engine
 
-    def _add_server(self, span: ServerSpan, process: ProcessState, now_s: float) -> None:
+    def _take_window(self, window: Window, state: ProcessState, now_s: float) -> None:
+        state.role = window.role or state.role
+        if window.watermark_ns >= state.watermark_ns:
+            state.watermark_ns = window.watermark_ns
+            state.account, state.missing = window.account, window.missing
+        if window.kind == sc.Record.OUTPUTS:
+            known = self.outputs.get(window.process.uid)
+            tables = [known, window.table] if known is not None else [window.table]
+            self.outputs[window.process.uid] = OutputTable.concat(tables)
+        elif window.kind == sc.Record.OPEN:
+            self._take_open(window)
+        else:
+            engine = self._engine(window.engine_uid, window.process, now_s)
+            rank = -1 if window.kind == sc.Record.STEPS else window.rank
+            engine.marks[rank] = max(engine.marks.get(rank, 0), window.watermark_ns)
+            if window.kind == sc.Record.STEPS:
+                engine.index = window.engine_index
+                engine.steps_seen += len(window.table)
+                engine.window.append_steps(window.table)
+            else:
+                engine.window.append_worker(window.rank, window.table)
+
+    def _take_open(self, window: Window) -> None:
+        mask = (1 << 64) - 1
+        for high, low, span, arrival in window.table.tolist():
+            trace_id = (high & mask) << 64 | (low & mask)
+            key = (trace_id.to_bytes(16, "big"), (span & mask).to_bytes(8, "big"))
+            pending = self.pending.get(key)
+            if key in self._done or (pending is not None and pending.server is not None):
+                continue
+            if key not in self.open and len(self.open) >= self.limits.max_open:
+                self.counts["evicted_open"] += 1
+                continue
+            self.open[key] = (arrival, window.process.uid)
+
+    def _wait(self, key: Key, now_s: float) -> Pending | None:
+        if key in self._done:
+            self.counts["duplicates"] += 1
+            return None
+        pending = self.pending.get(key)
+        if pending is None:
+            while len(self.pending) >= self.limits.max_pending:
+                self.pending.popitem(last=False)
+                self.counts["evicted_pending"] += 1
+            pending = self.pending[key] = Pending(first_s=now_s)
+        return pending
+
+    def _take_server(self, span: ServerSpan, now_s: float) -> None:
         key = (span.trace_id, span.span_id)
-        process.open.pop(span.span_id, None)
-        if self._is_done(key, span.span_id) or key in self._servers:
-            self.counts["duplicates"] += key in self._servers
+        self.open.pop(key, None)
+        pending = self._wait(key, now_s)
+        if pending is None:
             return
-        parts = self._orphans.pop(key, None) or _Parts(now_s)
-        parts.since_s, parts.server = now_s, span
-        self._servers[key] = parts
+        if pending.server is not None:
+            self.counts["duplicates"] += 1
+            return
+        pending.server, pending.server_s = span, now_s
 
-    def _add_part(self, span: EngineSpan | WorkerSpan, now_s: float) -> None:
+    def _take_engine(self, span: EngineSpan, now_s: float) -> None:
+        self._engine(span.request.engine_uid, span.process, now_s)
+        self._note_chunks(span)
         key = (span.trace_id, span.parent_id)
-        if self._is_done(key, span.span_id):
+        if key in self._done:
+            self.counts["late"] += 1
             return
-        parts = self._servers.get(key) or self._orphans.get(key)
-        if parts is None:
-            parts = self._orphans[key] = _Parts(now_s)
-            while len(self._orphans) > self.limits.max_pending:
-                self._orphans.popitem(last=False)
-                self.counts["orphans_evicted"] += 1
-        if span.span_id in parts.engines or span.span_id in parts.workers:
-            self.counts["duplicates"] += 1
-        elif isinstance(span, WorkerSpan):
-            parts.workers[span.span_id] = span
-        else:
-            parts.engines[span.span_id] = span
-            self._engine(span.request.engine_uid, now_s).prefills.add(span)
+        pending = self._wait(key, now_s)
+        if pending is not None:
+            if span.request.request_id in pending.engines:
+                self.counts["duplicates"] += 1
+            pending.engines[span.request.request_id] = span
 
-    def _is_done(self, key: Key, span_id: bytes) -> bool:
-        used = self._done.get(key)
-        if used is None:
-            return False
-        self.counts["duplicates" if span_id in used else "late_spans"] += 1
-        return True
+    def _note_chunks(self, span: EngineSpan) -> None:
+        engine = self.engines[span.request.engine_uid]
+        for step, kind, value in span.request.events.tolist():
+            if kind in (sc.EventKind.PREFILL, sc.EventKind.RECOMPUTE):
+                entries = engine.chunks.setdefault(step, [])
+                if (span.trace_id, value) not in entries:
+                    entries.append((span.trace_id, value))
 
-    def _add_window(self, window: Window, process: ProcessState, now_s: float) -> None:
-        if window.span_id in self._windows:
-            self.counts["duplicates"] += 1
+    def _take_worker(self, span: WorkerSpan, now_s: float) -> None:
+        key = (span.trace_id, span.parent_id)
+        if key in self._done:
             return
-        self._windows[window.span_id] = None
-        if len(self._windows) > _MAX_DONE:
-            self._windows.popitem(last=False)
-        process.note(window)
-        evicted = 0
-        if window.kind == sc.Record.STEPS:
-            evicted = self._engine(window.engine_uid, now_s).add_steps(window, now_s)
-        elif window.kind == sc.Record.WORKER_STEPS:
-            process.worker_rows += len(window.table)
-            evicted = self._engine(window.engine_uid, now_s).add_worker_steps(window, now_s)
-        elif isinstance(window.table, OutputTable):
-            process.outputs_mark_ns = max(process.outputs_mark_ns, window.watermark_ns)
-            evicted = process.outputs.add(window.table, now_s)
-        else:
-            self._add_open(window, process, now_s)
-        self.counts["rows_evicted"] += evicted
+        pending = self._wait(key, now_s)
+        if pending is not None:
+            pending.ranks.setdefault(span.engine_uid, set()).add(span.rank)
 
-    def _add_open(self, window: Window, process: ProcessState, now_s: float) -> None:
-        rows = window.table[: self.limits.max_pending].tolist()  # type: ignore[index]
-        for high, low, span, arrival_ns in rows:
-            trace_id, span_id = trace_id_of(high, low), span.to_bytes(8, "big", signed=True)
-            key = (trace_id, span_id)
-            known = process.open.get(span_id)
-            if known is not None:
-                known.seen_s, known.seen_ns = now_s, max(known.seen_ns, window.watermark_ns)
-            elif key not in self._servers and key not in self._done and clean_time(arrival_ns):
-                if len(process.open) >= self.limits.max_pending:
-                    self.counts["open_evicted"] += 1
-                    continue
-                process.open[span_id] = OpenRequest(trace_id, span_id, arrival_ns, window.watermark_ns, now_s)
+    # --- giving out -----------------------------------------------------------------------------
 
-    # --- out ------------------------------------------------------------------------------------------
+    def ready(self, now_s: float, at_end: bool = False) -> Iterator[Joined]:
+        """Requests that can be attributed now; with ``at_end`` all that have a server span."""
+        self._give_up_on_silent(now_s, at_end)
+        for key in list(self.pending):
+            pending = self.pending[key]
+            if pending.server is None:
+                # Engine spans whose server span never came: the API server died or sends elsewhere.
+                if at_end or now_s - pending.first_s > self.limits.unfinished_after_s * 4:
+                    del self.pending[key]
+                    self.counts["evicted_pending"] += 1
+                continue
+            complete = self._complete(pending)
+            if not complete and not at_end and now_s - pending.server_s < self.limits.join_timeout_s:
+                continue
+            if not complete:
+                self.counts["timed_out"] += 1
+            del self.pending[key]
+            self._remember(key)
+            yield self._join(key, pending)
 
-    def ready(self, now_s: float) -> list[Joined]:
-        """Requests to finish now, by the end of their latency; forgets what is too old to be needed."""
-        found = [self._finish(key, parts, complete) for key, parts, complete in self._due(now_s)]
-        found += self._unfinished(now_s)
-        self._trim(now_s)
-        return _in_order(found)
-
-    def close(self) -> list[Joined]:
-        """All that is left, at the end of the input or at shutdown."""
-        found = [
-            self._finish(key, parts, self._is_complete(parts)) for key, parts in list(self._servers.items())
-        ]
-        for process in self.processes.values():
-            found += [self._give_up(process, request) for request in process.open.values()]
-            process.open.clear()
-        self.counts["orphans_evicted"] += len(self._orphans)
-        self._orphans.clear()
-        return _in_order(found)
-
-    @property
-    def pending(self) -> int:
-        """Requests whose server span is here and which are not finished yet."""
-        return len(self._servers)
-
-    @property
-    def open(self) -> int:
-        """Requests known to be open."""
-        return sum(len(process.open) for process in self.processes.values())
-
-    def tables(
-        self, group: Iterable[Joined]
-    ) -> tuple[Mapping[str, EngineTimeline], Mapping[str, OutputTable]]:
-        """Timelines by engine uid and outputs by process uid, for the time of these requests."""
-        spans: dict[str, tuple[int, int]] = {}
-        outputs: dict[str, tuple[int, int]] = {}
-        for joined in group:
-            for uid in {engine.engine_uid for engine in joined.request.engines}:
-                spans[uid] = _wider(spans.get(uid), joined.span_ns)
-            uid = joined.request.process_uid
-            outputs[uid] = _wider(outputs.get(uid), joined.span_ns)
-        lines = {}
-        for uid, span in spans.items():
-            state = self.engines.get(uid)
-            if state is not None:
-                lines[uid] = EngineTimeline.build(state.steps.between(*span), state.executions(*span))
-        return lines, {
-            uid: self.processes[uid].outputs.between(*span)
-            for uid, span in outputs.items()
-            if uid in self.processes
-        }
-
-    # --- parts ----------------------------------------------------------------------------------------
-
-    def _due(self, now_s: float) -> list[tuple[Key, _Parts, bool]]:
-        due = []
-        for key, parts in self._servers.items():
-            if self._is_complete(parts) and not self._is_young(parts, now_s):
-                if parts.settled:
-                    due.append((key, parts, True))
-                parts.settled = True
-            elif now_s - parts.since_s >= self.join_timeout_s:
-                due.append((key, parts, self._is_complete(parts)))
-        excess = len(self._servers) - len(due) - self.limits.max_pending
-        if excess > 0:
-            taken = {key for key, _, _ in due}
-            rest = [(k, p, False) for k, p in self._servers.items() if k not in taken][:excess]
-            self.counts["pending_evicted"] += len(rest)
-            due += rest
-        return due
-
-    def _is_complete(self, parts: _Parts) -> bool:
-        server = parts.server
+    def _complete(self, pending: Pending) -> bool:
+        server = pending.server
         assert server is not None
-        request = server.request
-        if len(parts.engines) < request.n_engine_requests:
+        if len(pending.engines) < server.request.n_engine_requests:
             return False
-        if not parts.engines:
+        if server.request.n_engine_requests == 0:
             return True
-        process = self.processes.get(server.process.uid)
-        if process is None or not process.complete_until(request.span_ns[1]):
+        state = self.processes[server.process.uid]
+        if state.watermark_ns < server.request.last_byte_ns:
             return False
-        for engine in parts.engines.values():
-            state = self.engines.get(engine.request.engine_uid)
-            if state is None or not state.complete_until(clean_time(engine.request.finished_ns)):
+        for span in pending.engines.values():
+            marks = self.engines[span.request.engine_uid].marks
+            if -1 not in marks or len(marks) < 2:
+                return False
+            if any(mark < span.request.finished_ns for mark in marks.values()):
                 return False
         return True
 
-    def _is_young(self, parts: _Parts, now_s: float) -> bool:
-        """An engine heard of only just now may have ranks that have not reported yet."""
-        states = (self.engines.get(engine.request.engine_uid) for engine in parts.engines.values())
-        return any(state is not None and now_s - state.first_s < self.join_timeout_s for state in states)
-
-    def _finish(self, key: Key, parts: _Parts, complete: bool) -> Joined:
-        server = parts.server
+    def _join(self, key: Key, pending: Pending) -> Joined:
+        server = pending.server
         assert server is not None
-        engines = [e for e in parts.engines.values() if e.process.clock_domain == server.process.clock_domain]
-        if len(engines) < len(parts.engines):
-            self.counts["other_clock"] += len(parts.engines) - len(engines)
-        engines.sort(key=lambda span: (span.request.core_received_ns, span.span_id))
-        workers = sorted(parts.workers.values(), key=lambda span: (span.rank, span.span_id))
-        request = replace(server.request, engines=tuple(span.request for span in engines))
-        self._forget(key, parts)
-        self.counts["joined" if complete else "joined_incomplete"] += 1
-        return Joined(server, request, engines, workers, complete)
-
-    def _forget(self, key: Key, parts: _Parts) -> None:
-        self._servers.pop(key, None)
-        self._orphans.pop(key, None)
-        self._done[key] = frozenset((key[1], *parts.engines, *parts.workers))
-        if len(self._done) > _MAX_DONE:
-            self._done.popitem(last=False)
-
-    def _unfinished(self, now_s: float) -> Iterator[Joined]:
-        for process in self.processes.values():
-            silent = now_s - process.last_s > self.unfinished_after_s
-            for request in list(process.open.values()):
-                if now_s - request.seen_s <= self.unfinished_after_s:
-                    continue
-                del process.open[request.span_id]
-                if silent:
-                    yield self._give_up(process, request)
-                else:  # it ended, and the record that says how was lost
-                    self.counts["server_spans_lost"] += 1
-
-    def _give_up(self, process: ProcessState, open_request: OpenRequest) -> Joined:
-        """An open request of a process that will not say how it ended."""
-        key = (open_request.trace_id, open_request.span_id)
-        parts = self._orphans.get(key) or _Parts(open_request.seen_s)
-        request = ServerRequest(
-            arrival_ns=open_request.arrival_ns,
-            end_ns=max(open_request.seen_ns, open_request.arrival_ns),
-            outcome=sc.Outcome.UNFINISHED,
-            process_uid=process.process.uid,
-            # How many it had submitted is not known; with one, all that is not known is unattributed.
-            n_engine_requests=max(len(parts.engines), 1),
+        # Times of another clock mean nothing here: such a record counts as missing.
+        engines = tuple(
+            span
+            for span in pending.engines.values()
+            if span.process.clock_domain == server.process.clock_domain
         )
-        parts.server = ServerSpan(*key, process.process, request, {})
-        return self._finish(key, parts, complete=False)
+        found = [span.request for span in engines]
+        requests = tuple(sorted(found, key=lambda request: (request.queued_ns, request.request_id)))
+        return Joined(key, server, replace(server.request, engines=requests), engines)
 
-    def _trim(self, now_s: float) -> None:
-        histories = [history for engine in self.engines.values() for history in engine.histories]
-        histories += [process.outputs for process in self.processes.values()]
-        excess = sum(history.size_bytes for history in histories) - self.limits.max_table_bytes
-        while excess > 0:
-            largest = max(histories, key=lambda history: history.size_bytes)
-            before = largest.size_bytes
-            self.counts["rows_evicted"] += largest.drop_first()
-            excess -= before - largest.size_bytes
-        if not self.limits.window_s:
-            return
-        before_s = now_s - self.limits.window_s
-        for engine in self.engines.values():
-            engine.trim(before_s)
-        for process in self.processes.values():
-            process.outputs.trim(before_s)
-        while self._orphans and next(iter(self._orphans.values())).since_s < before_s:
-            self._orphans.popitem(last=False)
-            self.counts["orphans_evicted"] += 1
+    def _remember(self, key: Key) -> None:
+        self._done.add(key)
+        self._done_order.append(key)
+        if len(self._done_order) > _REMEMBERED:
+            self._done.discard(self._done_order.popleft())
 
+    def _give_up_on_silent(self, now_s: float, at_end: bool) -> None:
+        """Open requests of a process that is silent (or of any, at the end) never finished."""
+        for key, (arrival_ns, uid) in list(self.open.items()):
+            state = self.processes.get(uid)
+            if state is None:
+                del self.open[key]
+                continue
+            if not at_end and now_s - state.seen_s < self.limits.unfinished_after_s:
+                continue
+            del self.open[key]
+            end_ns = max(state.watermark_ns, arrival_ns)
+            pending = self._wait(key, now_s)
+            if pending is None or pending.server is not None:
+                continue
+            request = ServerRequest(
+                arrival_ns=arrival_ns, end_ns=end_ns, outcome=sc.Outcome.UNFINISHED, process_uid=uid,
+                submit_ns=arrival_ns if pending.engines else 0, n_engine_requests=len(pending.engines),
+            )  # fmt: skip
+            pending.server = ServerSpan(key[0], key[1], state.process, request, facts={})
+            pending.server_s = now_s
 
-def _wider(span: tuple[int, int] | None, other: tuple[int, int]) -> tuple[int, int]:
-    return other if span is None else (min(span[0], other[0]), max(span[1], other[1]))
+    # --- for the attribution ----------------------------------------------------------------------
 
+    def timelines(self) -> dict[str, EngineTimeline]:
+        """Timelines by engine uid."""
+        return {uid: engine.window.timeline for uid, engine in self.engines.items()}
 
-def _in_order(found: list[Joined]) -> list[Joined]:
-    return sorted(found, key=lambda j: (j.span_ns[1], j.server.trace_id, j.server.span_id))
+    def trim(self, now_s: float) -> None:
+        """Forget steps and outputs that no request still to come can refer to."""
+        horizons = self._horizons(now_s)
+        for uid, engine in list(self.engines.items()):
+            if engine.clock_domain not in horizons:
+                continue
+            horizon_ns = horizons[engine.clock_domain]
+            engine.window.trim(horizon_ns)
+            timeline = engine.window.timeline
+            first = int(timeline.step[0]) if len(timeline.step) else None
+            if first is not None and engine.chunks:
+                engine.chunks = {step: who for step, who in engine.chunks.items() if step >= first - 20_000}
+            if now_s - engine.seen_s > self.limits.window_s and not len(engine.window):
+                del self.engines[uid]
+        for uid, table in list(self.outputs.items()):
+            state = self.processes.get(uid)
+            horizon = horizons.get(state.process.clock_domain) if state is not None else None
+            if horizon is not None:
+                self.outputs[uid] = table.where(table["end_ns"] >= horizon)
+        for uid, state in list(self.processes.items()):
+            if now_s - state.seen_s > self.limits.window_s:
+                del self.processes[uid]
+                self.outputs.pop(uid, None)
+
+    def _horizons(self, now_s: float) -> dict[str, int]:
+        """By clock domain: the earliest time that a request still to come may refer to."""
+        latest: dict[str, int] = {}
+        earliest: dict[str, int] = {}
+        for state in self.processes.values():
+            domain = state.process.clock_domain
+            latest[domain] = max(latest.get(domain, 0), state.watermark_ns)
+            alive = now_s - state.seen_s < self.limits.unfinished_after_s
+            if state.role == "api_server" and alive and state.watermark_ns:
+                mark = state.watermark_ns - _HORIZON_SLACK_NS
+                earliest[domain] = min(earliest.get(domain, mark), mark)
+        servers = [p.server for p in self.pending.values() if p.server is not None]
+        waiting = [(span.process.clock_domain, span.request.arrival_ns) for span in servers]
+        waiting += [
+            (span.process.clock_domain, span.request.core_received_ns - _HORIZON_SLACK_NS)
+            for p in self.pending.values()
+            for span in p.engines.values()
+        ]
+        for arrival_ns, uid in self.open.values():
+            if uid in self.processes:
+                waiting.append((self.processes[uid].process.clock_domain, arrival_ns))
+        for domain, time_ns in waiting:
+            earliest[domain] = min(earliest.get(domain, time_ns), time_ns)
+        oldest = int(self.limits.window_s * 1e9)
+        return {
+            domain: max(earliest.get(domain, mark - _HORIZON_SLACK_NS), mark - oldest)
+            for domain, mark in latest.items()
+        }
