@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from stratoscope.attribution.records import ServerRequest
-from stratoscope.attribution.tables import OutputTable
+from stratoscope.attribution.tables import Int64, OutputTable, StepTable, Table, WorkerStepTable
 from stratoscope.attribution.timeline import EngineTimeline
 from stratoscope.attribution.window import EngineWindow
 from stratoscope.instrumentation import semconv as sc
@@ -134,26 +134,28 @@ class Assembler:
         if window.watermark_ns >= state.watermark_ns:
             state.watermark_ns = window.watermark_ns
             state.account, state.missing = window.account, window.missing
-        if window.kind == sc.Record.OUTPUTS:
+        table = window.table
+        if isinstance(table, OutputTable):
             known = self.outputs.get(window.process.uid)
-            tables = [known, window.table] if known is not None else [window.table]
-            self.outputs[window.process.uid] = OutputTable.concat(tables)
-        elif window.kind == sc.Record.OPEN:
-            self._take_open(window)
+            self.outputs[window.process.uid] = OutputTable.concat(
+                [known, table] if known is not None else [table]
+            )
+        elif not isinstance(table, Table):
+            self._take_open(window, table)
         else:
             engine = self._engine(window.engine_uid, window.process, now_s)
-            rank = -1 if window.kind == sc.Record.STEPS else window.rank
+            rank = window.rank if isinstance(table, WorkerStepTable) else -1
             engine.marks[rank] = max(engine.marks.get(rank, 0), window.watermark_ns)
-            if window.kind == sc.Record.STEPS:
+            if isinstance(table, WorkerStepTable):
+                engine.window.append_worker(rank, table)
+            elif isinstance(table, StepTable):
                 engine.index = window.engine_index
-                engine.steps_seen += len(window.table)
-                engine.window.append_steps(window.table)
-            else:
-                engine.window.append_worker(window.rank, window.table)
+                engine.steps_seen += len(table)
+                engine.window.append_steps(table)
 
-    def _take_open(self, window: Window) -> None:
+    def _take_open(self, window: Window, rows: Int64) -> None:
         mask = (1 << 64) - 1
-        for high, low, span, arrival in window.table.tolist():
+        for high, low, span, arrival in rows.tolist():
             trace_id = (high & mask) << 64 | (low & mask)
             key = (trace_id.to_bytes(16, "big"), (span & mask).to_bytes(8, "big"))
             pending = self.pending.get(key)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
+
 from stratoscope.attribution.errors import TableError
 from stratoscope.attribution.records import EngineRequest, ServerRequest
 from stratoscope.attribution.tables import Int64, OutputTable, StepTable, WorkerStepTable, columns_from_rows
@@ -252,7 +253,7 @@ def _engine(span: Any, a: Attributes, process: Process) -> EngineSpan:
         preemptions=max(a.integer(sc.PREEMPTIONS, 0), 0),
         recomputed_tokens=max(a.integer(sc.RECOMPUTED_TOKENS, 0), 0),
     )
-    facts = {"model": a.text(sc.GEN_AI_REQUEST_MODEL, "")}
+    facts: dict[str, Any] = {"model": a.text(sc.GEN_AI_REQUEST_MODEL, "")}
     reasons = a.texts(sc.GEN_AI_FINISH_REASONS, ())
     if reasons:
         facts["finish_reason"] = reasons[0]
@@ -311,7 +312,9 @@ def _window(span: Any, a: Attributes, process: Process) -> Window:
     )
 
 
-def _table(kind: str, columns: tuple[str, ...], rows: bytes) -> StepTable | WorkerStepTable | OutputTable | Int64:
+def _table(
+    kind: str, columns: tuple[str, ...], rows: bytes
+) -> StepTable | WorkerStepTable | OutputTable | Int64:
     if kind == sc.Record.STEPS:
         return StepTable.from_rows(columns, rows)
     if kind == sc.Record.WORKER_STEPS:

@@ -22,35 +22,35 @@ class Attributes(dict[str, Any]):
         """An int64."""
         value = self.get(key, default)
         if value.__class__ is int:
-            return value  # type: ignore[no-any-return]
+            return value
         raise self._problem(key, value, "an integer")
 
     def text(self, key: str, default: Any = _MISSING) -> str:
         """A string."""
         value = self.get(key, default)
         if value.__class__ is str:
-            return value if len(value) <= MAX_TEXT else value[:MAX_TEXT]  # type: ignore[no-any-return]
+            return value if len(value) <= MAX_TEXT else value[:MAX_TEXT]
         raise self._problem(key, value, "a string")
 
     def flag(self, key: str, default: Any = _MISSING) -> bool:
         """A boolean."""
         value = self.get(key, default)
         if value.__class__ is bool:
-            return value  # type: ignore[no-any-return]
+            return value
         raise self._problem(key, value, "a boolean")
 
     def data(self, key: str, default: Any = _MISSING) -> bytes:
         """Bytes."""
         value = self.get(key, default)
         if value.__class__ is bytes:
-            return value  # type: ignore[no-any-return]
+            return value
         raise self._problem(key, value, "bytes")
 
     def texts(self, key: str, default: Any = _MISSING) -> tuple[str, ...]:
         """An array of strings."""
         value = self.get(key, default)
         if value.__class__ is tuple and all(item.__class__ is str for item in value):
-            return value  # type: ignore[no-any-return]
+            return value
         raise self._problem(key, value, "an array of strings")
 
     def scalar(self, key: str) -> bool | int | float | str | None:
@@ -59,7 +59,7 @@ class Attributes(dict[str, Any]):
         if value is None or value.__class__ in (bool, int, float):
             return value
         if value.__class__ is str:
-            return value[:MAX_TEXT]  # type: ignore[no-any-return]
+            return value[:MAX_TEXT]
         raise self._problem(key, value, "a scalar")
 
     def _problem(self, key: str, value: Any, wanted: str) -> Bad:

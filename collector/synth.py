@@ -56,7 +56,9 @@ class SlowestSelector:
         return share > 0 and slower < max(1.0, share * len(self._sorted))
 
 
-def select(finished: Sequence[Finished], export: str, share: float, selector: SlowestSelector) -> list[Finished]:
+def select(
+    finished: Sequence[Finished], export: str, share: float, selector: SlowestSelector
+) -> list[Finished]:
     """The requests to make spans for: ``all``, ``none``, or the ``slowest`` share."""
     if export == "none":
         return []
@@ -142,13 +144,18 @@ def _phase_spans(scope: Any, request: Finished, steps: Iterable[Step]) -> None:
             kind=Span.SPAN_KIND_INTERNAL,
         )
         _times(span, stretch.start_ns, stretch.start_ns + stretch.duration_ns, request.wall_offset_ns)
-        attributes: dict[str, Any] = {sc.SYNTH: True, sc.CAUSE: max(stretch.shares, key=lambda s: s.duration_ns).cell}
+        attributes: dict[str, Any] = {
+            sc.SYNTH: True,
+            sc.CAUSE: max(stretch.shares, key=lambda s: s.duration_ns).cell,
+        }
         attributes.update({sc.SECONDS_PREFIX + s.cell: s.duration_ns / 1e9 for s in stretch.shares})
         attributes[f"{_PREFIX}steps"] = stretch.steps
         _attributes(span, attributes)
         if name in ("prefill", "decode"):
             low, high = stretch.start_ns, stretch.start_ns + stretch.duration_ns
-            mine = request.segmented.step[(request.segmented.starts >= low) & (request.segmented.starts < high)]
+            mine = request.segmented.step[
+                (request.segmented.starts >= low) & (request.segmented.starts < high)
+            ]
             for uid, step in steps:
                 if (mine == step).any():
                     span.links.add(trace_id=_engine_trace(uid), span_id=_hash(8, uid, step))

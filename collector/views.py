@@ -184,8 +184,8 @@ def causes(cells_ns: Int64, limit: int | None = None) -> list[Document]:
 
 def _request_row(row: Row) -> Document:
     keys = (
-        "outcome", "model", "route", "streaming", "input_tokens", "cached_tokens", "output_tokens", "preemptions",
-        "finish_reason", "lora", "choices",
+        "outcome", "model", "route", "streaming", "input_tokens", "cached_tokens", "output_tokens",
+        "preemptions", "finish_reason", "lora", "choices",
     )  # fmt: skip
     return {
         "trace_id": row.trace_id,

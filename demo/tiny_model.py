@@ -34,8 +34,9 @@ RECIPE: Final[dict[str, Any]] = {
     ),
 }
 _TEXT: Final = (
-    "request token batch queue prefill decode latency schedule engine kernel cache block worker server stream "
-    "client trace span layer model memory compute network step wait share cause phase tail median the a of to "
+    "request token batch queue prefill decode latency schedule engine kernel cache block worker server "
+    "stream client trace span layer model memory compute network step wait share cause phase tail median "
+    "the a of to "
     "in and is for with under over from into what where when why how slow fast long short first last next"
 )
 WORDS: Final = tuple(_TEXT.split())

@@ -226,7 +226,7 @@ SYNTH: Final = "stratoscope.synthesised"  # true on every such span
 CAUSE: Final = "stratoscope.cause"
 SECONDS_PREFIX: Final = "stratoscope.seconds."  # + layer.cause, on the phase spans
 
-# --- metrics: GPU evidence (NVML) ----------------------------------------------------------------------------
+# --- metrics: GPU evidence (NVML) -----------------------------------------------------------------
 # OpenTelemetry's ``hw.*`` first. Every point carries HW_ID (the GPU's or MIG device's UUID).
 HW_ID: Final = "hw.id"
 HW_NAME: Final = "hw.name"  # gpu0, gpu1 ... in NVML's (PCI bus) order
@@ -263,4 +263,3 @@ M_GPU_PCIE_GENERATION: Final = "stratoscope.gpu.pcie.link.generation"
 M_GPU_PCIE_WIDTH: Final = "stratoscope.gpu.pcie.link.width"
 M_GPU_PROCESSES: Final = "stratoscope.gpu.processes"
 M_GPU_PROCESS_MEMORY: Final = "stratoscope.gpu.process.memory"
-# --- end of metrics: GPU evidence ------------------------------------------------------------------------------

@@ -90,7 +90,7 @@ class FileExporter:
                 self._file = None
 
     def _open(self, append: bool) -> None:
-        self._file = open(self._config.path, "ab" if append else "wb")
+        self._file = open(self._config.path, "ab" if append else "wb")  # noqa: SIM115  kept open
 
     def _rotate_if_needed(self, size_bytes: int) -> None:
         rotation = self._config.rotation

@@ -7,6 +7,7 @@ and the log says so.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import logging
@@ -116,10 +117,8 @@ class MemoryLimiter:
 def _reclaim() -> None:
     """Collect garbage, and make glibc give freed pages back: else the limit would never be left."""
     gc.collect()
-    try:
+    with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
-    except (OSError, AttributeError):
-        pass
 
 
 def build(name: str, config: Config, next: Consumer, context: Context, signal: Signal) -> MemoryLimiter:

@@ -136,7 +136,7 @@ class NvmlSampler:
     def open(self) -> bool:
         """Initialise NVML and find the devices; False, with a word at debug level, if there are none."""
         try:
-            import pynvml  # type: ignore[import-untyped]
+            import pynvml
 
             pynvml.nvmlInit()
         except Exception as error:  # not installed, no library, no driver, no permission
