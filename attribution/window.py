@@ -32,6 +32,8 @@ class EngineWindow:
     def trim(self, before_ns: int) -> None:
         """Forget steps that ended before ``before_ns``, and the executions that go with them."""
         steps = StepTable.concat(self._steps)
+        if not len(steps) or int(steps["sched_start_ns"][0]) >= before_ns:
+            return  # nothing is that old: the timeline stays as it is
         ended = steps["update_end_ns"]
         last = steps["dispatch_end_ns"].copy()
         last[ended > 0] = ended[ended > 0]

@@ -157,11 +157,10 @@ def _print_neighbours(console: Console, neighbours: Any) -> None:
 
     if not isinstance(neighbours, list) or not neighbours:
         return
-    console.print(Text("\nin the same steps", style="bold"))
+    console.print(Text("\nits steps also computed the prompts of", style="bold"))
     for neighbour in neighbours[:8]:
-        words = ", ".join(
-            f"{clean(k, 30)} {clean(_number(v), 60)}" for k, v in neighbour.items() if k != "trace_id"
-        )
+        cost_ms = float(neighbour.get("seconds") or 0) * 1e3
+        words = f"{duration(cost_ms)}, {clean(neighbour.get('tokens'), 12)} tokens"
         console.print(
             Text("  ").append(clean(neighbour.get("trace_id", "?"), 64), style="cyan").append(f"  {words}")
         )

@@ -103,11 +103,13 @@ def _outcomes(document: Document) -> str:
 
 def _latency(latency: Document) -> str:
     parts = []
-    for key, words in (("e2e_ms", "latency"), ("ttft_ms", "TTFT"), ("itl_ms", "ITL")):
+    for key, words in (("e2e", "latency"), ("ttft", "TTFT"), ("itl", "ITL")):
         values = latency.get(key)
         if isinstance(values, Mapping):
             numbers = [
-                f"{name} {duration(values[name])}" for name in ("p50", "p99") if values.get(name) is not None
+                f"{name} {duration(values[f'{name}_ms'])}"
+                for name in ("p50", "p99")
+                if values.get(f"{name}_ms") is not None
             ]
             if numbers:
                 parts.append(f"{words} {', '.join(numbers)}")

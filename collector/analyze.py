@@ -23,7 +23,6 @@ from stratoscope.collector.otlp import PayloadError, decode_protobuf
 from stratoscope.collector.otlp_json import decode_json
 
 _SUFFIXES = (".json", ".jsonl", ".ndjson", ".pb", ".binpb", ".otlp", ".proto", ".bin")
-_MAX_MESSAGE_BYTES = 1 << 30
 # No limit of a live agent applies: everything is in the files already.
 _LIMITS = Limits(join_timeout_s=float("inf"), window_s=float("inf"), max_pending=1 << 40, max_open=1 << 40)
 
@@ -99,9 +98,8 @@ def _messages(path: Path, problems: list[str]) -> Iterator[Any]:
 
 def _json_messages(path: Path, data: bytes, problems: list[str]) -> Iterator[Any]:
     lines = data.split(b"\n")
-    whole = data.strip()
-    if len(lines) > 1 and not lines[0].rstrip().endswith(b"}"):
-        lines = [whole]  # one pretty-printed object
+    if lines[0].strip() == b"{":
+        lines = [data]  # one pretty-printed object
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -114,23 +112,28 @@ def _json_messages(path: Path, data: bytes, problems: list[str]) -> Iterator[Any
 
 
 def _protobuf_messages(path: Path, data: bytes, problems: list[str]) -> Iterator[Any]:
-    frames = _frames(data)
-    if frames is None:
-        frames = [(0, data)]
-    for offset, frame in frames:
+    for offset, frame in _frames(path, data, problems):
         try:
             yield decode_protobuf(Signal.TRACES, frame).batch.message
         except PayloadError as error:
             problems.append(f"{path}: message at byte {offset}: {error}")
 
 
-def _frames(data: bytes) -> list[tuple[int, bytes]] | None:
-    """The length-prefixed messages of ``data``, or ``None`` if it is not made of them."""
+def _frames(path: Path, data: bytes, problems: list[str]) -> list[tuple[int, bytes]]:
+    """The length-prefixed messages of ``data``, or all of it as one message if it has no such prefix.
+
+    A protobuf message never begins with a zero byte, a length below 16 MiB always does.
+    """
+    if data[0] != 0:
+        return [(0, data)]
     frames, at = [], 0
     while at < len(data):
         length = int.from_bytes(data[at : at + 4], "big")
-        if at + 4 + length > len(data) or length > _MAX_MESSAGE_BYTES:
-            return None
+        if at + 4 + length > len(data):
+            problems.append(
+                f"{path}: message at byte {at}: the file ends {at + 4 + length - len(data)} bytes early"
+            )
+            break
         frames.append((at, data[at + 4 : at + 4 + length]))
         at += 4 + length
     return frames

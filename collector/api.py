@@ -89,7 +89,11 @@ class ApiExtension:
                 route("/api/v1/status", self._status, needs_source=False),
                 route("/api/v1/openapi.json", lambda _: document(), needs_source=False),
             ],
-            exception_handlers={HTTPException: _http_error, BadParameter: _bad_parameter, Exception: _failure},
+            exception_handlers={
+                HTTPException: _http_error,
+                BadParameter: _bad_parameter,
+                Exception: _failure,
+            },
         )
 
     def _summary(self, request: Request) -> Document:
@@ -121,7 +125,8 @@ class ApiExtension:
         found = views.request(self._source, trace_id)
         if found is None:
             raise HTTPException(
-                404, f"no finished request with trace id {trace_id} is stored; it may be open, or too long ago"
+                404,
+                f"no finished request with trace id {trace_id} is stored; it may be open, or too long ago",
             )
         return found
 

@@ -63,6 +63,16 @@ class EngineState:
     seen_s: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Open:
+    """A request that its API server said is open: since when, and when that was last said."""
+
+    arrival_ns: int
+    process_uid: str
+    seen_ns: int
+    seen_s: float
+
+
 @dataclass(slots=True)
 class Pending:
     """A request whose server span, engine spans, or both, are here."""
@@ -93,7 +103,7 @@ class Assembler:
         self.engines: dict[str, EngineState] = {}
         self.outputs: dict[str, OutputTable] = {}
         self.pending: OrderedDict[Key, Pending] = OrderedDict()
-        self.open: dict[Key, tuple[int, str]] = {}  # arrival ns, process uid
+        self.open: dict[Key, Open] = {}
         self.counts: dict[str, int] = dict.fromkeys(
             ("duplicates", "late", "evicted_pending", "evicted_open", "timed_out"), 0
         )
@@ -141,7 +151,7 @@ class Assembler:
                 [known, table] if known is not None else [table]
             )
         elif not isinstance(table, Table):
-            self._take_open(window, table)
+            self._take_open(window, table, now_s)
         else:
             engine = self._engine(window.engine_uid, window.process, now_s)
             rank = window.rank if isinstance(table, WorkerStepTable) else -1
@@ -153,7 +163,7 @@ class Assembler:
                 engine.steps_seen += len(table)
                 engine.window.append_steps(table)
 
-    def _take_open(self, window: Window, rows: Int64) -> None:
+    def _take_open(self, window: Window, rows: Int64, now_s: float) -> None:
         mask = (1 << 64) - 1
         for high, low, span, arrival in rows.tolist():
             trace_id = (high & mask) << 64 | (low & mask)
@@ -164,7 +174,7 @@ class Assembler:
             if key not in self.open and len(self.open) >= self.limits.max_open:
                 self.counts["evicted_open"] += 1
                 continue
-            self.open[key] = (arrival, window.process.uid)
+            self.open[key] = Open(arrival, window.process.uid, window.watermark_ns, now_s)
 
     def _wait(self, key: Key, now_s: float) -> Pending | None:
         if key in self._done:
@@ -278,22 +288,22 @@ class Assembler:
             self._done.discard(self._done_order.popleft())
 
     def _give_up_on_silent(self, now_s: float, at_end: bool) -> None:
-        """Open requests of a process that is silent (or of any, at the end) never finished."""
-        for key, (arrival_ns, uid) in list(self.open.items()):
-            state = self.processes.get(uid)
-            if state is None:
-                del self.open[key]
-                continue
-            if not at_end and now_s - state.seen_s < self.limits.unfinished_after_s:
+        """Open requests that nobody has mentioned for a while (or any, at the end) never finished."""
+        for key, known in list(self.open.items()):
+            if not at_end and now_s - known.seen_s < self.limits.unfinished_after_s:
                 continue
             del self.open[key]
-            end_ns = max(state.watermark_ns, arrival_ns)
+            state = self.processes.get(known.process_uid)
+            if state is None:
+                continue
+            arrival_ns, end_ns = known.arrival_ns, max(known.seen_ns, known.arrival_ns)
             pending = self._wait(key, now_s)
             if pending is None or pending.server is not None:
                 continue
             request = ServerRequest(
-                arrival_ns=arrival_ns, end_ns=end_ns, outcome=sc.Outcome.UNFINISHED, process_uid=uid,
-                submit_ns=arrival_ns if pending.engines else 0, n_engine_requests=len(pending.engines),
+                arrival_ns=arrival_ns, end_ns=end_ns, outcome=sc.Outcome.UNFINISHED,
+                process_uid=known.process_uid, submit_ns=arrival_ns,
+                n_engine_requests=max(len(pending.engines), 1),
             )  # fmt: skip
             pending.server = ServerSpan(key[0], key[1], state.process, request, facts={})
             pending.server_s = now_s
@@ -346,9 +356,10 @@ class Assembler:
             for p in self.pending.values()
             for span in p.engines.values()
         ]
-        for arrival_ns, uid in self.open.values():
-            if uid in self.processes:
-                waiting.append((self.processes[uid].process.clock_domain, arrival_ns))
+        for known in self.open.values():
+            if known.process_uid in self.processes:
+                domain = self.processes[known.process_uid].process.clock_domain
+                waiting.append((domain, known.arrival_ns))
         for domain, time_ns in waiting:
             earliest[domain] = min(earliest.get(domain, time_ns), time_ns)
         oldest = int(self.limits.window_s * 1e9)

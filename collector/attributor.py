@@ -23,6 +23,7 @@ from .store import RequestStore
 
 _MAX_INTERFERENCE = 64
 _MAX_NEIGHBOURS = 16
+_TRIM_EVERY_S = 5.0  # a trim rebuilds the timelines
 _RECENT_STEPS = 2000
 
 
@@ -46,6 +47,7 @@ class Attributor:
         self.rejected = 0
         self.reject_reasons: deque[str] = deque(maxlen=20)  # the newest
         self._parser = RecordParser()
+        self._trim_due_s = 0.0
         self.versions: dict[str, str] = {}
         self._listeners: list[Callable[[Finished], None]] = []
 
@@ -74,8 +76,9 @@ class Attributor:
                     finished.append(self._attribute(joined, timelines))
                 for request in finished:
                     self.store.add(request)
-            if not at_end:
+            if not at_end and now_s >= self._trim_due_s:
                 self.assembler.trim(now_s)
+                self._trim_due_s = now_s + _TRIM_EVERY_S
         for request in finished:
             for listener in self._listeners:
                 listener(request)

@@ -94,7 +94,7 @@ def default_tree() -> dict[str, Any]:
         },
         "processors": {
             "memory_limiter": {"check_interval": "100ms", "limit_mib": 1024, "spike_limit_mib": 200},
-            "attribution": {},
+            "attribution": {"spans": {"export": "none"}},  # nobody to export them to
             "batch": {"timeout": "200ms", "send_batch_size": 8192},
         },
         "exporters": {"prometheus": {}, "nop": {}},

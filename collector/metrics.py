@@ -57,7 +57,9 @@ class RequestMetrics:
         self._accounts: dict[str, tuple[str, dict[str, int]]] = {}  # by process uid
         self._gone: Counter[tuple[str, str]] = Counter()  # by role and name: processes that are forgotten
         self._histograms = {
-            phase: Histogram(f"stratoscope_{name}_seconds", text, ["model_name"], buckets=buckets, registry=registry)
+            phase: Histogram(
+                f"stratoscope_{name}_seconds", text, ["model_name"], buckets=buckets, registry=registry
+            )
             for phase, name, text, buckets in (
                 (E2E, "e2e", "Latency from arrival to the last byte.", _BUCKETS_S),
                 (TTFT, "ttft", "Latency from arrival to the first token.", _BUCKETS_S),

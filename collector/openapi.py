@@ -42,7 +42,9 @@ _SCHEMAS: Final[dict[str, Schema]] = {
     "Health": _object({"status": _TEXT}),
     "Cause": _object(_CELL),
     "MatrixRow": _object({"phase": {"enum": list(PHASES)}, "band": _TEXT, **_CELL, "requests": _COUNT}),
-    "LabelRow": _object({"phase": {"enum": list(PHASES)}, "band": _TEXT, "layer": _TEXT, "label": _TEXT, "seconds": _NUMBER}),
+    "LabelRow": _object(
+        {"phase": {"enum": list(PHASES)}, "band": _TEXT, "layer": _TEXT, "label": _TEXT, "seconds": _NUMBER}
+    ),
     "RequestRow": _object(
         {
             "trace_id": _TRACE_ID,
@@ -149,7 +151,9 @@ def _parameter(name: str, schema: Schema, text: str, where: str = "query") -> Sc
 
 _WINDOW: Final = _parameter("window", _NUMBER, "Only requests that ended in the last so many seconds.")
 _MODEL: Final = _parameter("model", _TEXT, "Only requests of this model.")
-_LIMIT: Final = _parameter("limit", {"type": "integer", "minimum": 1, "maximum": MAX_LIMIT}, "How many at most.")
+_LIMIT: Final = _parameter(
+    "limit", {"type": "integer", "minimum": 1, "maximum": MAX_LIMIT}, "How many at most."
+)
 
 
 def _get(text: str, schema: str, *parameters: Schema, errors: tuple[int, ...] = ()) -> Schema:

@@ -167,7 +167,7 @@ class AttributionProcessor:
             if time.monotonic() >= due_s:
                 self._guard(self._finish)
                 due_s = time.monotonic() + _TICK_S
-        self._guard(self._finish)
+        self._guard(lambda: self._finish(at_end=True))
 
     def _guard(self, work: Callable[[], None]) -> None:
         try:
@@ -176,8 +176,8 @@ class AttributionProcessor:
             self._failed.inc()
             log.exception("attribution failed on one batch; going on with the next")
 
-    def _finish(self) -> None:
-        finished = self.attributor.finish(time.monotonic())
+    def _finish(self, at_end: bool = False) -> None:
+        finished = self.attributor.finish(time.monotonic(), at_end)
         spans = self._config.spans
         kept = select(finished, spans.export, spans.slowest_share, self._selector)
         if not kept or not self._next:

@@ -86,7 +86,10 @@ class TinyVllm:
     def server(self, index: int, **changed: Any) -> ExportTraceServiceRequest:
         """The server span of request ``index``; ``changed`` by constant name, None leaves it out."""
         arrival = self.step_start(index) - 5 * MS
-        flushes = [(self.step_start(index + k) + 9_200_000, self.step_start(index + k) + 9_300_000) for k in range(1 + DECODES)]
+        flushes = [
+            (self.step_start(index + k) + 9_200_000, self.step_start(index + k) + 9_300_000)
+            for k in range(1 + DECODES)
+        ]
         values = {
             "RECORD": sc.Record.SERVER, "ROLE": "api_server", "OUTCOME": "ok", "STREAMING": True,
             "T_ARRIVAL": arrival, "T_BODY": arrival + 100_000, "T_SUBMIT": arrival + MS,
@@ -103,7 +106,8 @@ class TinyVllm:
             "RECORD": sc.Record.ENGINE, "ROLE": "engine_core", "ENGINE_UID": "e" * 16,
             "REQUEST_ID": f"cmpl-{index}", "T_CORE_RECEIVED": arrival + 2 * MS,
             "T_CORE_PREPROCESSED": arrival + 2_100_000, "T_QUEUED": arrival + 3 * MS,
-            "T_FINISHED": self.step_start(index + DECODES) + 9 * MS, "ARRIVAL_STEP": index, "FIRST_STEP": index,
+            "T_FINISHED": self.step_start(index + DECODES) + 9 * MS,
+            "ARRIVAL_STEP": index, "FIRST_STEP": index,
             "FIRST_OUTPUT_STEP": index, "LAST_STEP": index + DECODES,
             "EVENTS": pack([(index, int(sc.EventKind.PREFILL), 100)]), "GEN_AI_INPUT_TOKENS": 100,
             "GEN_AI_OUTPUT_TOKENS": 1 + DECODES, **changed,
@@ -137,12 +141,15 @@ class TinyVllm:
             found.append(self.window("a", sc.Record.OPEN, "api_server", sc.OPEN_COLUMNS, opened))
         return found
 
-    def window(self, process: str, record: str, role: str, columns: Sequence[str], rows: Any, **changed: Any) -> Any:
+    def window(
+        self, process: str, record: str, role: str, columns: Sequence[str], rows: Any, **changed: Any
+    ) -> Any:
         """A window span."""
         values = {
             "RECORD": record, "ROLE": role, "COLUMNS": list(columns), "ROWS": pack(rows),
             "WATERMARK": self.step_start(self.requests + DECODES + 10), "ENGINE_UID": "e" * 16, "RANK": 0,
-            "HOOK_STEPS": len(rows) if role == "engine_core" else 0, "HOOK_CRITICAL_NS": 1000 * len(rows), **changed,
+            "HOOK_STEPS": len(rows) if role == "engine_core" else 0,
+            "HOOK_CRITICAL_NS": 1000 * len(rows), **changed,
         }  # fmt: skip
         ids = (b"\x77" * 16, record.encode().ljust(8, b"w")[-8:], b"")
         return self.message(process * 16, record, ids, self._named(values))

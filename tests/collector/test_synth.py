@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from stratoscope.attribution.attribute import E2E
@@ -40,7 +42,7 @@ def test_phases_are_children_of_the_server_span_and_cover_the_latency(served):
         length = sum(s.end_time_unix_nano - s.start_time_unix_nano for s in mine)
         assert length == request.latency_ns[E2E]
         mine.sort(key=lambda s: s.start_time_unix_nano)
-        assert all(a.end_time_unix_nano == b.start_time_unix_nano for a, b in zip(mine, mine[1:], strict=False))
+        assert all(a.end_time_unix_nano == b.start_time_unix_nano for a, b in itertools.pairwise(mine))
         for span in mine:
             values = values_of(span)
             seconds = {k: v for k, v in values.items() if k.startswith(sc.SECONDS_PREFIX)}

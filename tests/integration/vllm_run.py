@@ -87,9 +87,7 @@ def server(directory: Path, options: ServerOptions, otlp_endpoint: str | None) -
 def drive(base_url: str, mix: Mix, requests: int, concurrency: int, seed: int = 1) -> list[ClientRequest]:
     """Send the load and return what the clients saw."""
     return asyncio.run(
-        load.drive(
-            base_url, lambda index: ask(mix, MODEL_NAME, seed, index), concurrency, requests=requests
-        )
+        load.drive(base_url, lambda index: ask(mix, MODEL_NAME, seed, index), concurrency, requests=requests)
     )
 
 
@@ -130,6 +128,8 @@ def read_spans(path: Path) -> list[dict[str, Any]]:
         for resource in json.loads(line).get("resourceSpans", ()):
             for scope in resource.get("scopeSpans", ()):
                 for span in scope.get("spans", ()):
-                    attributes = {a["key"]: next(iter(a["value"].values()), None) for a in span.get("attributes", ())}
+                    attributes = {
+                        a["key"]: next(iter(a["value"].values()), None) for a in span.get("attributes", ())
+                    }
                     found.append({**span, "attributes": attributes})
     return found
