@@ -115,7 +115,8 @@ import sys
 from vllm import LLM, SamplingParams
 if __name__ == "__main__":
     llm = LLM(sys.argv[1], enforce_eager=True, max_model_len=512, max_num_seqs=4)
-    out = llm.generate(["request token batch"] * 12, SamplingParams(max_tokens=12, ignore_eos=True), use_tqdm=False)
+    params = SamplingParams(max_tokens=12, ignore_eos=True)
+    out = llm.generate(["request token batch"] * 12, params, use_tqdm=False)
     assert len(out) == 12
     print("served", flush=True)
     import time
@@ -137,9 +138,13 @@ def test_the_offline_llm_is_recorded_too(tmp_path: Path, multiprocessing: str) -
         )
         environment = options.environment(f"http://127.0.0.1:{grpc_port}")
         done = subprocess.run(
-            [sys.executable, str(script), str(model)], env=environment, capture_output=True, text=True, check=False,
+            [sys.executable, str(script), str(model)],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
             timeout=300,
-        )  # fmt: skip
+        )
         assert "served" in done.stdout, done.stderr[-3000:]
         eventually(lambda: len(source.requests(1000)) >= 12, "twelve requests are seen")
         summary = source.summary()
