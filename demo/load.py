@@ -80,7 +80,8 @@ async def drive(
             done(result)
 
     timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S)
-    connector = aiohttp.TCPConnector(limit=0)
+    # A connection a request: a kept one may be closed by the server just as the next request is sent.
+    connector = aiohttp.TCPConnector(limit=0, force_close=True)
     async with (
         aiohttp.ClientSession(timeout=timeout, connector=connector) as session,
         asyncio.TaskGroup() as group,

@@ -47,7 +47,7 @@ SCENARIOS: Final[Mapping[str, Scenario]] = {
             "The same load with a KV cache too small for it",
             "waiting for KV blocks, preemptions, and the same tokens computed again",
             Mix(_MIXED, chat_tokens=(64, 192), long_words=(400, 700)),
-            ServerOptions(max_num_seqs=32, kv_blocks=160, prefix_caching=False, max_model_len=1536),
+            ServerOptions(max_num_seqs=32, kv_blocks=28, prefix_caching=False, max_model_len=1536),
         ),
         Scenario(
             "interference",

@@ -24,7 +24,8 @@ _DROPPED = ("OTEL_SDK_DISABLED", "OTEL_TRACES_EXPORTER", "OTEL_EXPORTER_OTLP_TRA
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """How vLLM is started. ``kv_blocks`` overrides the number of KV cache blocks (16 tokens each)."""
+    """How vLLM is started. ``kv_blocks`` overrides the number of KV cache blocks (128 tokens
+    each in the CPU build)."""
 
     max_model_len: int = 2048
     max_num_seqs: int = 16

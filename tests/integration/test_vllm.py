@@ -25,7 +25,7 @@ SERVERS = {
     "plain": (ServerOptions(max_num_seqs=32), MIXED.mix),
     "starved-two-api-servers": (
         ServerOptions(
-            max_num_seqs=32, kv_blocks=160, prefix_caching=False, max_model_len=1536, api_server_count=2
+            max_num_seqs=32, kv_blocks=28, prefix_caching=False, max_model_len=1536, api_server_count=2
         ),
         STARVED.mix,
     ),
