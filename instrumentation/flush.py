@@ -15,6 +15,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from opentelemetry.sdk.metrics.export import MetricExportResult
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
@@ -22,6 +23,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from . import semconv as sc
 from .clock import clock_domain, wall_minus_monotonic_ns
+from .metrics import account_samples, build, metric_exporter
 from .settings import Settings
 from .spans import SpanBuilder
 
@@ -32,8 +34,10 @@ _logger = logging.getLogger("stratoscope")
 _ROWS_PER_SPAN = 2048
 _SPANS_PER_EXPORT = 16
 _PAUSE_S = 0.001
+_FLUSHES_PER_METRICS = 5
 _EXPORTER_LOGGERS = (
     "opentelemetry.exporter.otlp.proto.grpc.exporter",
+    "opentelemetry.exporter.otlp.proto.grpc.metric_exporter",
     "opentelemetry.exporter.otlp.proto.http.trace_exporter",
     "opentelemetry.exporter.otlp.proto.http.metric_exporter",
 )
@@ -46,7 +50,8 @@ class FlushThread(threading.Thread):
         super().__init__(name="stratoscope-flush", daemon=True)
         self._hook = hook
         self._stop_event = threading.Event()
-        self._last_ns = time.monotonic_ns()
+        self._started_ns = self._last_ns = time.monotonic_ns()
+        self._flushes = 0
         self._quiet_flushes = 2
         self._losing = False
 
@@ -66,7 +71,9 @@ class FlushThread(threading.Thread):
 
     def _prepare(self) -> None:
         # Here and not in the constructor: the thread that records first is one of vLLM's.
-        self._exporter = span_exporter(self._hook.settings)
+        settings = self._hook.settings
+        self._exporter = span_exporter(settings)
+        self._metric_exporter = metric_exporter(settings.protocol) if settings.metrics else None
         offset_ns = wall_minus_monotonic_ns()
         version = package_version()
         self.resource = build_resource(self._hook.process_uid, offset_ns, version)
@@ -83,6 +90,8 @@ class FlushThread(threading.Thread):
         """Ask for the last flush and wait for it up to ``timeout_s`` seconds."""
         self._stop_event.set()
         self.join(timeout_s)
+        if self.is_alive():
+            self._exporter.shutdown()  # ends the exporter's own retries, which would outlast the process
 
     def _announce(self) -> None:
         missing = sorted(set(self._hook.account.missing))
@@ -103,6 +112,8 @@ class FlushThread(threading.Thread):
     def flush(self) -> None:
         """Export everything recorded until now."""
         hook, watermark_ns = self._hook, time.monotonic_ns()
+        for expand in list(hook.expanders):
+            expand()
         spans = self._requests()
         active = bool(spans or hook.open)
         for window in list(hook.windows):
@@ -114,6 +125,20 @@ class FlushThread(threading.Thread):
             self._export(spans)
         hook.account.loop_lag_max_ns = 0
         self._last_ns = watermark_ns
+        self._flushes += 1
+        if self._flushes % _FLUSHES_PER_METRICS == 0 and self._quiet_flushes >= 0:
+            self._export_metrics(watermark_ns)
+
+    def _export_metrics(self, now_ns: int) -> None:
+        """GPU samples and the hook's account; not while nobody answers: one blocked export is enough."""
+        if self._metric_exporter is None or self._losing:
+            return
+        samples = [sample for sampler in self._hook.samplers for sample in sampler.drain()]
+        roles = sorted({str(window.attributes[sc.ROLE]) for window in self._hook.windows})
+        samples += account_samples(self._hook.account, {sc.ROLE: ",".join(roles)}, now_ns)
+        data = build(self.resource, samples, self._started_ns, now_ns)
+        if self._metric_exporter.export(data) is not MetricExportResult.SUCCESS:
+            self._hook.account.dropped += len(samples)
 
     def _requests(self) -> list[ReadableSpan]:
         hook, builder, spans = self._hook, self._builder, []

@@ -22,6 +22,7 @@ from .trace_context import new_span_id
 
 if TYPE_CHECKING:
     from .flush import FlushThread
+    from .gpu.nvml import NvmlSampler
 
 _logger = logging.getLogger("stratoscope")
 
@@ -57,6 +58,8 @@ class Hook:
         self.windows: list[Window] = []
         # (kind, record object) of requests whose part in this process is over
         self.finished: collections.deque[tuple[str, Any]] = collections.deque()
+        self.expanders: list[Callable[[], None]] = []  # run by the flush thread before it drains
+        self.samplers: list[NvmlSampler] = []
         # server requests still open: exported as a table, so that a killed process leaves a trace
         self.open: dict[int, Any] = {}
         self.model_name = ""
@@ -118,6 +121,8 @@ class Hook:
         self._gave_up = True
         if flush is None or os.getpid() != self.pid:
             return
+        for sampler in self.samplers:
+            sampler.stop(0.5)
         flush.stop(timeout_s=2.0)
 
 
