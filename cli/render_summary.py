@@ -47,7 +47,8 @@ def conservation_line(conservation: Document) -> Text:
         text = Text(f"segments miss the measured latency by up to {residual_ns:,} ns", style="bold red")
     mean, p99 = conservation.get("unattributed_share_mean"), conservation.get("unattributed_share_p99")
     if mean is not None:
-        text.append(f"; unattributed {percent(mean)} on average, {percent(p99)} at P99", style="default")
+        shown = [percent(share) if share else "0%" for share in (mean, p99)]
+        text.append(f"; unattributed {shown[0]} on average, {shown[1]} at P99", style="default")
     return text
 
 

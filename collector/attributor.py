@@ -13,7 +13,7 @@ from typing import Any
 
 from stratoscope.attribution.attribute import cells_of, latency_of
 from stratoscope.attribution.matrix import LatencyBands, PercentileBands
-from stratoscope.attribution.segment import segment_request
+from stratoscope.attribution.segment import Segmented, segment_request
 from stratoscope.attribution.waterfall import interference
 
 from .assembler import Assembler, Joined, Limits
@@ -93,7 +93,7 @@ class Attributor:
             segmented=segmented,
             cells_ns=cells_of(segmented),
             latency_ns=latency_of(segmented),
-            attributes=_attributes(joined),
+            attributes={**_attributes(joined), "itl_gaps": _gaps(segmented)},
             wall_offset_ns=joined.server.process.wall_offset_ns,
             resource=joined.server.process.resource,
             interference=tuple(hits),
@@ -175,6 +175,12 @@ class Attributor:
                 "rejected": self.rejected,
                 "reject_reasons": list(self.reject_reasons),
             }
+
+
+def _gaps(segmented: Segmented) -> int:
+    """How many gaps between token flushes its ``itl`` phase is made of."""
+    _, ends = segmented.request.clean_flushes()
+    return int(((ends > segmented.itl_from_ns) & (ends <= segmented.itl_to_ns)).sum())
 
 
 def _attributes(joined: Joined) -> dict[str, Any]:

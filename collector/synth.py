@@ -18,13 +18,14 @@ from hashlib import blake2b
 from typing import Any, Final
 
 import numpy as np
+from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from stratoscope.attribution.attribute import E2E
 from stratoscope.attribution.tables import MAX_TIME_NS
 from stratoscope.attribution.timeline import EngineTimeline
-from stratoscope.attribution.waterfall import STALL, WAITING, stretches
+from stratoscope.attribution.waterfall import STALL, WAITING, Share, Stretch, stretches
 from stratoscope.instrumentation import semconv as sc
 
 from .finished import Finished
@@ -59,12 +60,18 @@ class SlowestSelector:
 def select(
     finished: Sequence[Finished], export: str, share: float, selector: SlowestSelector
 ) -> list[Finished]:
-    """The requests to make spans for: ``all``, ``none``, or the ``slowest`` share."""
+    """The requests to make spans for: ``all``, ``none``, or the ``slowest`` share and all that failed."""
     if export == "none":
         return []
     if export == "all":
         return list(finished)
-    return [request for request in finished if selector.keep(int(request.latency_ns[E2E]), share)]
+    return [
+        request
+        for request in finished
+        # Every request is noted, kept or not: the share is one of all requests.
+        if selector.keep(int(request.latency_ns[E2E]), share)
+        or (share > 0 and request.segmented.request.outcome != "ok")
+    ]
 
 
 class StepLedger:
@@ -127,14 +134,17 @@ def notable_steps(request: Finished, timelines: Mapping[str, EngineTimeline]) ->
 def _scope(message: ExportTraceServiceRequest, scopes: dict[bytes, Any], resource: bytes) -> Any:
     if resource not in scopes:
         entry = message.resource_spans.add()
-        entry.resource.ParseFromString(resource)
+        try:
+            entry.resource.ParseFromString(resource)
+        except DecodeError:  # one bad resource must not cost the others their spans
+            entry.resource.Clear()
         scopes[resource] = entry.scope_spans.add()
         scopes[resource].scope.name = sc.SCOPE_NAME
     return scopes[resource]
 
 
 def _phase_spans(scope: Any, request: Finished, steps: Iterable[Step]) -> None:
-    for number, stretch in enumerate(stretches(request.segmented)[:MAX_PHASES]):
+    for number, (stretch, merged) in enumerate(_bounded(stretches(request.segmented))):
         name = _NAMES.get(stretch.group, stretch.group)
         span = scope.spans.add(
             trace_id=bytes.fromhex(request.trace_id),
@@ -150,15 +160,41 @@ def _phase_spans(scope: Any, request: Finished, steps: Iterable[Step]) -> None:
         }
         attributes.update({sc.SECONDS_PREFIX + s.cell: s.duration_ns / 1e9 for s in stretch.shares})
         attributes[f"{_PREFIX}steps"] = stretch.steps
+        if merged:
+            attributes[f"{_PREFIX}merged_stretches"] = merged
         _attributes(span, attributes)
         if name in ("prefill", "decode"):
             low, high = stretch.start_ns, stretch.start_ns + stretch.duration_ns
-            mine = request.segmented.step[
-                (request.segmented.starts >= low) & (request.segmented.starts < high)
-            ]
+            inside = (request.segmented.starts >= low) & (request.segmented.starts < high)
+            # Engines number their steps alike, so a step is known by its engine too.
+            uids = [engine.engine_uid for engine in request.segmented.request.engines]
+            numbers, engines = request.segmented.step[inside], request.segmented.engine[inside]
+            mine = {(uids[e], n) for e, n in zip(engines.tolist(), numbers.tolist(), strict=True) if e >= 0}
             for uid, step in steps:
-                if (mine == step).any():
+                if (uid, step) in mine:
                     span.links.add(trace_id=_engine_trace(uid), span_id=_hash(8, uid, step))
+
+
+def _bounded(all_of_them: Sequence[Stretch]) -> list[tuple[Stretch, int]]:
+    """At most MAX_PHASES stretches, each with how many short ones it took in; no time is lost.
+
+    A short stretch goes into the longer one before it, whose phase it then counts as.
+    """
+    by_length = sorted(range(1, len(all_of_them)), key=lambda i: -all_of_them[i].duration_ns)
+    heads = sorted([0, *by_length[: MAX_PHASES - 1]]) if all_of_them else []
+    ends = [*heads[1:], len(all_of_them)]
+    return [(_merge(all_of_them[a:b]), b - a - 1) for a, b in zip(heads, ends, strict=True)]
+
+
+def _merge(parts: Sequence[Stretch]) -> Stretch:
+    if len(parts) == 1:
+        return parts[0]
+    spent: dict[str, int] = defaultdict(int)
+    for share in (share for part in parts for share in part.shares):
+        spent[share.cell] += share.duration_ns
+    shares = tuple(Share(cell, duration, 0) for cell, duration in spent.items())
+    steps = sum(part.steps for part in parts)
+    return Stretch(parts[0].group, parts[0].start_ns, sum(spent.values()), steps, shares)
 
 
 def _step_span(span: Any, step: Step, line: EngineTimeline, requests: Sequence[Finished]) -> None:
@@ -206,5 +242,5 @@ def _engine_trace(uid: str) -> bytes:
 
 
 def _hash(size: int, *parts: object) -> bytes:
-    digest = blake2b("/".join(map(str, parts)).encode(), digest_size=size).digest()
+    digest = blake2b("/".join(map(str, parts)).encode(errors="replace"), digest_size=size).digest()
     return digest if any(digest) else b"\x01" * size

@@ -60,7 +60,7 @@ def summary(source: Attributor | Source, window_s: float | None = None, model: s
             "requests": len(rows),
             "outcomes": _outcomes(rows),
             "window": _window(rows, window_s),
-            "latency": _latency(table),
+            "latency": _latency(table, rows),
             "conservation": {
                 "max_abs_residual_ns": kept.max_abs_residual_ns,
                 "unattributed_share_mean": kept.unattributed_share_mean,
@@ -221,12 +221,14 @@ def _window(rows: list[Row], window_s: float | None) -> Document:
     }
 
 
-def _latency(table: Attributed) -> Document:
+def _latency(table: Attributed, rows: list[Row]) -> Document:
+    """Percentiles over requests; of ITL, each request counts with the mean gap between its flushes."""
+    gaps = np.array([int(row.attributes.get("itl_gaps", 0)) for row in rows], np.int64)
     found: Document = {}
     for name, at in (("ttft", TTFT), ("itl", ITL), ("e2e", E2E)):
         values = table.latency_ns[:, at]
         if name == "itl":
-            values = values[values > 0]  # requests that stream more than one token
+            values = values[gaps > 0] // gaps[gaps > 0]  # requests that stream more than one token
         found[name] = {"count": len(values), "mean_ms": None, "p50_ms": None, "p90_ms": None, "p99_ms": None}
         if len(values):
             found[name]["mean_ms"] = float(values.mean()) / 1e6
