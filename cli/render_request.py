@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from stratoscope.cli.console import layer_color
-from stratoscope.cli.text import clean, duration, percent
+from stratoscope.cli.text import clean, duration, percent, seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 Row = Mapping[str, Any]
 MAX_ROWS = 40
+MAX_NEIGHBOURS = 8
 MIN_BAR = 4
 WIDE = 100  # columns from which on the group has a column
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
@@ -47,10 +48,10 @@ def title(document: Mapping[str, Any]) -> Text:
 
     attributes = document.get("attributes") or {}
     text = Text("request ", style="bold").append(clean(document.get("trace_id", "?"), 64), style="bold cyan")
-    e2e_ms = _first(document, attributes, "e2e_ms")
-    if e2e_ms is not None:
-        text.append(f"  {duration(e2e_ms)}", style="bold")
-    outcome = _first(document, attributes, "outcome")
+    e2e_s = _phase_s(document, "e2e")
+    if e2e_s is not None:
+        text.append(f"  {seconds(e2e_s)}", style="bold")
+    outcome = attributes.get("outcome")
     if outcome:
         text.append(f"  {clean(outcome, 20)}", style="green" if outcome == "ok" else "yellow")
     return text
@@ -133,23 +134,25 @@ def _name(row: Row) -> str:
     steps = row.get("steps")
     if isinstance(steps, int) and steps > 0:
         text += f" ({steps} step{'s' if steps > 1 else ''})"
-    note = row.get("note")
-    return f"{text}: {clean(note, 60)}" if note else text
+    note = clean(row.get("note") or "", 60)
+    # The reason of a wait is in its cause's name already, unless the scheduler gave several.
+    return f"{text}: {note}" if note and note.replace(" ", "_") not in str(row["cause"]) else text
 
 
 def _facts(document: Mapping[str, Any]) -> str:
     attributes = document.get("attributes") or {}
-    parts = []
-    model = _first(document, attributes, "model")
-    if model:
-        parts.append(clean(model, 40))
-    ttft_ms = _first(document, attributes, "ttft_ms")
-    if ttft_ms is not None:
-        parts.append(f"first token after {duration(ttft_ms)}")
-    tokens_in, tokens_out = (_first(document, attributes, f"{k}_tokens") for k in ("input", "output"))
-    if tokens_in is not None:
-        parts.append(f"{tokens_in} tokens in, {tokens_out if tokens_out is not None else '?'} out")
+    parts = [clean(attributes[key], 40) for key in ("model", "route") if attributes.get(key)]
+    ttft_s = _phase_s(document, "ttft")
+    if ttft_s:
+        parts.append(f"first token after {seconds(ttft_s)}")
+    if attributes.get("input_tokens") is not None:
+        parts.append(f"{attributes['input_tokens']} tokens in, {attributes.get('output_tokens', '?')} out")
     return ", ".join(parts)
+
+
+def _phase_s(document: Mapping[str, Any], phase: str) -> float | None:
+    found = (document.get("phases") or {}).get(phase)
+    return None if found is None else float(found["seconds"])
 
 
 def _print_neighbours(console: Console, neighbours: Any) -> None:
@@ -158,18 +161,11 @@ def _print_neighbours(console: Console, neighbours: Any) -> None:
     if not isinstance(neighbours, list) or not neighbours:
         return
     console.print(Text("\nits steps also computed the prompts of", style="bold"))
-    for neighbour in neighbours[:8]:
+    for neighbour in neighbours[:MAX_NEIGHBOURS]:
         cost_ms = float(neighbour.get("seconds") or 0) * 1e3
         words = f"{duration(cost_ms)}, {clean(neighbour.get('tokens'), 12)} tokens"
         console.print(
             Text("  ").append(clean(neighbour.get("trace_id", "?"), 64), style="cyan").append(f"  {words}")
         )
-
-
-def _number(value: Any) -> Any:
-    return f"{value:.4g}" if isinstance(value, float) else value
-
-
-def _first(document: Mapping[str, Any], attributes: Mapping[str, Any], name: str) -> Any:
-    value = document.get(name)
-    return attributes.get(name) if value is None else value
+    if len(neighbours) > MAX_NEIGHBOURS:
+        console.print(Text(f"  and {len(neighbours) - MAX_NEIGHBOURS} more (--json)", style="dim"))

@@ -42,7 +42,7 @@ def problems(result: Mapping[str, Any], results: Sequence[ClientRequest]) -> lis
     if failed:
         found.append(f"{len(failed)} of {len(results)} requests failed; the first: {failed[0].error}")
     residual_ns = result["conservation"]["max_abs_residual_ns"]
-    if residual_ns is None:
+    if not result["requests"]:
         found.append("no request was attributed")
     elif residual_ns != 0:
         found.append(f"segments miss a request's measured latency by {residual_ns} ns")

@@ -18,14 +18,15 @@ from stratoscope.demo.vllm_serve import ASYNC_ENV, PARENT_ENV
 
 MODEL_NAME = "tiny-llama"
 READY_TIMEOUT_S = 300.0
+CPU_BLOCK_TOKENS = 128  # of a KV cache block, in vLLM's CPU build
 # Variables of the caller's that would change what is measured, or send it elsewhere.
 _DROPPED = ("OTEL_SDK_DISABLED", "OTEL_TRACES_EXPORTER", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "VLLM_PLUGINS")
 
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """How vLLM is started. ``kv_blocks`` overrides the number of KV cache blocks (128 tokens
-    each in the CPU build)."""
+    """How vLLM is started. ``kv_blocks`` overrides the number of KV cache blocks, of
+    :data:`CPU_BLOCK_TOKENS` tokens each."""
 
     max_model_len: int = 2048
     max_num_seqs: int = 16

@@ -30,6 +30,7 @@ _SKIPPED, _BLOCKED = int(sc.EventKind.SKIPPED), int(sc.EventKind.BLOCKED)
     _KV_USAGE, _WAIT_REASON, _N_PREEMPTED, _FLAGS,
 ) = range(len(sc.STEP_COLUMNS))  # fmt: skip
 _EMPTY_ROW = [0] * len(sc.STEP_COLUMNS)
+_IDLE_NS = 500_000_000  # no step for so long: nobody else will send what ended
 
 
 class CoreRecorder:
@@ -38,7 +39,7 @@ class CoreRecorder:
     __slots__ = (
         "account", "arriving", "blocked", "context_tokens", "done", "ended", "flags", "hook", "index",
         "input_end", "input_start", "keep_headers", "members", "model", "pending", "preempted", "prefilling",
-        "requests", "sched_end", "sched_start", "scheduler", "step", "uid", "window",
+        "requests", "sched_end", "sched_start", "scheduler", "step", "uid", "unsent", "window",
     )  # fmt: skip
 
     def __init__(self, hook: Hook, engine: Any) -> None:
@@ -65,6 +66,7 @@ class CoreRecorder:
         self.prefilling: dict[str, EngineRecord] = {}
         self.blocked: set[str] = set()
         self.ended: list[tuple[str, int, int]] = []  # request id, time ns, last step (-1: not by a step)
+        self.unsent: dict[str, EngineRecord] = {}  # ended, not handed to the flush thread yet
         self.preempted: list[tuple[str, int]] = []
         self.context_tokens = 0
         self.input_start = self.input_end = 0
@@ -104,8 +106,7 @@ class CoreRecorder:
         for request_id in request_ids:
             record = self.requests.get(request_id)
             if record is not None and not record.ended:
-                record.ended = True
-                self.ended.append((request_id, now, -1))
+                self._end(request_id, record, now, -1)
 
     # --- a step -----------------------------------------------------------------------------------
 
@@ -125,8 +126,6 @@ class CoreRecorder:
 
     def compose(self, output: Any, dispatch_end_ns: int) -> None:
         """The step is with the workers: work out who is in it and who waits for what."""
-        while self.done:
-            self._push(self.done.popleft())
         step, tokens, total = self.step, output.num_scheduled_tokens, output.total_num_scheduled_tokens
         row = _EMPTY_ROW[:]
         self.pending.append(row)
@@ -152,8 +151,7 @@ class CoreRecorder:
         self._note_queue(row, output)
 
     def updated(self, output: Any, start_ns: int, end_ns: int) -> None:
-        """update_from_output() returned: the step is over. Its row is put into the ring later, while
-        the workers execute the next one (vLLM always runs one more to clear finished requests)."""
+        """update_from_output() returned: the step is over. The flush thread makes a row of it."""
         step = output._stratoscope_step[1]
         row = self.pending.popleft()
         while row[_STEP] != step:  # the execution of an earlier one failed
@@ -162,7 +160,10 @@ class CoreRecorder:
             row = self.pending.popleft()
         row[_UPDATE_START] = start_ns
         row[_UPDATE_END] = end_ns
-        self.done.append(row)
+        if len(self.done) < self.hook.settings.ring_rows:
+            self.done.append(row)
+        else:
+            self.account.dropped += 1
         if self.scheduler.finished_req_ids:
             self._note_finished(step, end_ns)
 
@@ -170,12 +171,36 @@ class CoreRecorder:
         for request_id in self.scheduler.finished_req_ids:
             record = self.requests.get(request_id)
             if record is not None and not record.ended:
-                record.ended = True
-                self.ended.append((request_id, end_ns, step))
+                self._end(request_id, record, end_ns, step)
 
-    def _push(self, row: list[int]) -> None:
-        self.account.steps += 1
-        self.window.ring.push(*row)
+    def _end(self, request_id: str, record: EngineRecord, end_ns: int, last_step: int) -> None:
+        record.ended = True
+        self.unsent[request_id] = record
+        self.ended.append((request_id, end_ns, last_step))
+
+    # --- on the flush thread ------------------------------------------------------------------------
+
+    def expand(self) -> None:
+        """Put the rows of steps that are over into the ring, and send requests that ended a while ago.
+
+        The engine's thread closes ended requests while the workers execute the next step; where no
+        step follows (an idle engine in one process with its caller), they are sent from here.
+        """
+        for _ in range(len(self.done)):
+            self.account.steps += 1
+            self.window.ring.push(*self.done.popleft())
+        if self.unsent:
+            before_ns = monotonic_ns() - _IDLE_NS
+            for request_id, end_ns, last_step in list(self.ended):
+                if end_ns < before_ns:
+                    self._send(request_id, end_ns, last_step)
+
+    def _send(self, request_id: str, end_ns: int, last_step: int) -> None:
+        # dict.pop is atomic under the interpreter lock: of two threads one gets the record.
+        record = self.unsent.pop(request_id, None)
+        if record is not None:
+            record.close(end_ns, last_step if last_step >= 0 else self.step - 1)
+            self.hook.finish(sc.Record.ENGINE, (self, record))
 
     # --- parts of compose ---------------------------------------------------------------------------
 
@@ -189,8 +214,7 @@ class CoreRecorder:
             self.prefilling.pop(request_id, None)
             if self.members.pop(request_id, None) is not None:
                 self.context_tokens -= record.leave_context(self.step)
-            record.close(end_ns, last_step if last_step >= 0 else self.step - 1)
-            self.hook.finish(sc.Record.ENGINE, (self, record))
+            self._send(request_id, end_ns, last_step)
 
     def _note_preempted(self, step: int) -> int:
         preempted, self.preempted = self.preempted, []
@@ -287,11 +311,13 @@ class CoreRecorder:
 
     def close(self) -> None:
         """The process ends: hand over what is left."""
-        for request_id in list(self.requests):
-            self.ended.append((request_id, monotonic_ns(), -1))
-        self._close_ended()
-        while self.done:
-            self._push(self.done.popleft())
+        now = monotonic_ns()
+        for request_id, record in list(self.requests.items()):
+            if not record.ended:
+                self._end(request_id, record, now, -1)
+        for request_id, end_ns, last_step in list(self.ended):
+            self._send(request_id, end_ns, last_step)
+        self.expand()
 
 
 def served_name(model_config: Any) -> str:

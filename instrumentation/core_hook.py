@@ -26,6 +26,7 @@ class CoreHook:
         recorder = self.recorders.get(id(engine))
         if recorder is None:
             recorder = self.recorders[id(engine)] = CoreRecorder(self.hook, engine)
+            self.hook.expanders.append(recorder.expand)
         return recorder
 
     def _finish_open(self) -> None:

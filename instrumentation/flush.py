@@ -30,7 +30,7 @@ from .spans import SpanBuilder
 if TYPE_CHECKING:
     from .hook import Hook, Window
 
-_logger = logging.getLogger("stratoscope")
+_logger = logging.getLogger("vllm.stratoscope")  # below vLLM's own, for its handler and prefix
 _ROWS_PER_SPAN = 2048
 _SPANS_PER_EXPORT = 16
 _PAUSE_S = 0.001

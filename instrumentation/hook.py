@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .flush import FlushThread
     from .gpu.nvml import NvmlSampler
 
-_logger = logging.getLogger("stratoscope")
+_logger = logging.getLogger("vllm.stratoscope")
 
 
 class Window:

@@ -21,7 +21,7 @@ from .account import Account
 
 MAX_FAULTS = 5
 _MARK = "_stratoscope_point"
-_logger = logging.getLogger("stratoscope")
+_logger = logging.getLogger("vllm.stratoscope")
 
 Wrapper = Callable[..., Any]
 

@@ -9,7 +9,7 @@ from types import ModuleType
 from . import settings
 from .trace_context import new_span_id
 
-_logger = logging.getLogger("stratoscope")
+_logger = logging.getLogger("vllm.stratoscope")
 _loaded_in_pid = 0
 
 

@@ -31,7 +31,7 @@ from . import devices as dev
 from . import nvml_table as table
 from .nvml_device import Device, LiveCall, LiveField
 
-_logger = logging.getLogger("stratoscope")
+_logger = logging.getLogger("vllm.stratoscope")
 
 MAX_HZ = 10.0
 SLOW_PERIOD_S = 5.0  # limits, link, ECC and the process list

@@ -20,6 +20,16 @@ def widest(text: str) -> int:
     return max(cell_len(line.rstrip()) for line in text.splitlines())
 
 
+def test_the_documents_here_are_what_an_agent_would_send(documents: Any) -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    openapi = pytest.importorskip("stratoscope.collector.openapi").document()
+    for path, document in documents.items():
+        name = "Summary" if path.endswith("/summary") else "Request"
+        if not path.endswith("/requests"):
+            schema = {"$ref": f"#/components/schemas/{name}", "components": openapi["components"]}
+            jsonschema.Draft202012Validator(schema).validate(document)
+
+
 def test_matrix_shows_layers_causes_and_bands(cli: Any, serving: Any, documents: Any) -> None:
     with serving(documents) as (url, _):
         done = cli("matrix", "--url", url)
@@ -27,9 +37,9 @@ def test_matrix_shows_layers_causes_and_bands(cli: Any, serving: Any, documents:
     for words in (
         "240 requests",
         "216 ok",
-        "<=p50",
-        "p50-p90",
-        ">p90",
+        "p0-50",
+        "p50-90",
+        "p90-100",
         "wait_slots",
         "unattributed",
         "132 s",
@@ -98,6 +108,34 @@ def test_why_shows_the_waterfall_in_order_and_in_words(cli: Any, serving: Any, d
     assert documents["/api/v1/summary"]["slowest"][1]["trace_id"] in done.stdout.split("in the same steps")[1]
 
 
+def test_a_beginning_of_a_trace_id_is_enough_if_only_one_has_it(
+    cli: Any, serving: Any, documents: Any
+) -> None:
+    rows = documents["/api/v1/requests"]["requests"]
+    rows[1]["trace_id"], rows[2]["trace_id"] = "abcdef12" + "0" * 24, "abcdef13" + "0" * 24
+    with serving(documents) as (url, _):
+        one = cli("why", TRACE_ID[:12], "--url", url)
+        several, none = cli("why", "abcdef1", "--url", url), cli("why", "123456", "--url", url)
+    assert TRACE_ID in one.stdout
+    assert (several.returncode, none.returncode) == (2, 3)
+    assert "2 trace ids begin with abcdef1; give more digits" in several.stderr
+    assert "no request's trace id begins with 123456" in none.stderr
+
+
+def test_a_reason_that_the_cause_names_already_is_not_repeated(
+    cli: Any, serving: Any, documents: Any
+) -> None:
+    rows = documents[f"/api/v1/requests/{TRACE_ID}"]["waterfall"]
+    wait = next(row for row in rows if row["cause"] == "wait_slots")
+    for note, shown in (("slots", False), ("slots, token budget", True)):
+        wait["note"] = note
+        with serving(documents) as (url, _):
+            done = cli("why", TRACE_ID, "--url", url, COLUMNS="140")
+        assert ("slots, token budget" in done.stdout) is shown
+        assert ": slots\n" not in done.stdout
+        assert ": slots " not in done.stdout
+
+
 def test_bars_are_to_scale() -> None:
     from stratoscope.cli.render_request import bar
 
@@ -112,7 +150,7 @@ def test_bars_are_to_scale() -> None:
 
 
 def test_long_waterfalls_keep_the_longest_and_count_the_rest(cli: Any, serving: Any, documents: Any) -> None:
-    row = {"group": "decode", "layer": "model", "cause": "decode", "steps": 1, "note": None}
+    row = {"group": "decode", "layer": "model", "cause": "decode", "steps": 1, "note": ""}
     documents[f"/api/v1/requests/{TRACE_ID}"]["waterfall"] = [
         {**row, "start_ms": float(i), "duration_ms": 1.0, "cause": f"cause{i}"} for i in range(500)
     ]
@@ -130,7 +168,7 @@ def test_foreign_text_cannot_reach_the_terminal(cli: Any, serving: Any, document
     summary["outcomes"] = {HOSTILE: 3}
     request["attributes"]["model"] = HOSTILE
     request["explanation"] = [HOSTILE]
-    request["neighbours"] = [{"trace_id": HOSTILE, HOSTILE: HOSTILE}]
+    request["neighbours"] = [{"trace_id": HOSTILE, "tokens": HOSTILE, "mechanism": HOSTILE, "seconds": 1}]
     request["waterfall"][0] |= {"cause": HOSTILE, "note": HOSTILE, "group": HOSTILE, "layer": HOSTILE}
     with serving(documents) as (url, _):
         outputs = [cli(*c, "--url", url).stdout for c in (["matrix"], ["why", TRACE_ID])]

@@ -8,6 +8,7 @@ import pytest
 
 from stratoscope.demo import tiny_model
 from stratoscope.demo.scenario import SCENARIOS
+from stratoscope.demo.server import CPU_BLOCK_TOKENS
 from stratoscope.demo.workload import Kind, ask
 
 pytest.importorskip("torch")
@@ -60,7 +61,7 @@ def test_every_prompt_of_a_scenario_fits_its_server(model_dir: Path, name: str) 
     tokenizer = AutoTokenizer.from_pretrained(model_dir)
     scenario = SCENARIOS[name]
     blocks = scenario.server.kv_blocks
-    room = min(scenario.server.max_model_len, blocks * 16 if blocks else 1 << 30)
+    room = min(scenario.server.max_model_len, blocks * CPU_BLOCK_TOKENS if blocks else 1 << 30)
     kinds = set()
     for index in range(scenario.requests):
         a = ask(scenario.mix, "m", 0, index)
