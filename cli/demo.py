@@ -13,7 +13,7 @@ _EXAMPLES = """\
   stratoscope demo                                    stays up until Ctrl-C, for a look around
   stratoscope demo --once --json out.json             ends by itself, writes the result
   stratoscope demo --scenario kv-starved --requests 400 --concurrency 96
-  stratoscope demo --once --keep-logs logs/ --vllm-args "--max-num-seqs 8"
+  stratoscope demo --once --keep-logs logs/ --vllm-args="--max-num-seqs 8"
 """
 SCENARIO_NAMES = ("mixed", "kv-starved", "interference")
 
@@ -49,7 +49,10 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--async-scheduling", action="store_true", help="force it on, where vLLM's CPU build keeps it off"
     )
     server.add_argument(
-        "--vllm-args", default="", metavar="ARGS", help="more arguments for vllm serve, in quotes"
+        "--vllm-args",
+        default="",
+        metavar="ARGS",
+        help='more arguments for vllm serve: --vllm-args="--max-num-seqs 8"',
     )
     server.add_argument(
         "--work-dir", type=Path, metavar="DIR", help="where the model is kept (default: the cache)"

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 Row = Mapping[str, Any]
+SHORT_LIST = 20  # so many rows are shown whatever their size
 MAX_ROWS = 40
+SMALL_SHARE = 0.001
 MAX_NEIGHBOURS = 8
 MIN_BAR = 4
 WIDE = 100  # columns from which on the group has a column
@@ -66,7 +68,7 @@ def waterfall_table(
     from rich.text import Text
 
     end_ms = max(float(row["start_ms"]) + float(row["duration_ms"]) for row in rows)
-    shown, hidden = (rows, []) if everything else _longest(rows)
+    shown, hidden = (rows, []) if everything else _worth_showing(rows, end_ms)
     names = [_name(row) for row in shown]
     rest = f"{len(hidden)} shorter (--all)"
     groups = _changes([clean(row.get("group") or "", 14) for row in shown]) if width >= WIDE else []
@@ -115,12 +117,12 @@ def bar(start: float, length: float, end: float, width: int, ascii_only: bool = 
     return text.ljust(width)
 
 
-def _longest(rows: Sequence[Row]) -> tuple[Sequence[Row], Sequence[Row]]:
-    """The rows to show, in order, and those left out."""
-    if len(rows) <= MAX_ROWS:
+def _worth_showing(rows: Sequence[Row], end_ms: float) -> tuple[Sequence[Row], Sequence[Row]]:
+    """The rows to show, in order, and those left out: of a long list the shortest ones."""
+    if len(rows) <= SHORT_LIST:
         return rows, []
     ranked = sorted(range(len(rows)), key=lambda i: -float(rows[i]["duration_ms"]))
-    keep = set(ranked[: MAX_ROWS - 1])
+    keep = {i for i in ranked[: MAX_ROWS - 1] if float(rows[i]["duration_ms"]) >= SMALL_SHARE * end_ms}
     return [rows[i] for i in sorted(keep)], [rows[i] for i in range(len(rows)) if i not in keep]
 
 

@@ -166,17 +166,17 @@ class FlushThread(threading.Thread):
         window.ring.dropped = 0
         pending = window.pending_since_ns
         mark_ns = min(watermark_ns, pending) if pending else watermark_ns
-        any_rows = False
+        left = any_rows = len(window.ring)  # all that the watermark promises; later rows wait
         while True:
-            rows = window.ring.drain(_ROWS_PER_SPAN)
+            rows = window.ring.drain(min(left, _ROWS_PER_SPAN))
+            left -= _ROWS_PER_SPAN
             spans.append(
                 self._builder.window(
                     window.record, window.columns, rows, self._last_ns, mark_ns, window.attributes, account
                 )
             )
-            any_rows = any_rows or bool(rows)
-            if len(window.ring) < _ROWS_PER_SPAN:
-                return any_rows
+            if left <= 0:
+                return bool(any_rows)
 
     def _open_requests(self, watermark_ns: int, spans: list[ReadableSpan]) -> None:
         rows = bytearray()

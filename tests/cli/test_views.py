@@ -159,6 +159,13 @@ def test_long_waterfalls_keep_the_longest_and_count_the_rest(cli: Any, serving: 
     assert "461 shorter" in short.stdout
     assert short.stdout.count("cause") == 39
     assert full.stdout.count("cause") == 500
+    documents[f"/api/v1/requests/{TRACE_ID}"]["waterfall"] = [
+        {**row, "start_ms": i * 0.01, "duration_ms": 0.01, "cause": f"cause{i}"} for i in range(25)
+    ] + [{**row, "start_ms": 0.25, "duration_ms": 99.75, "cause": "cause25"}]
+    with serving(documents) as (url, _):
+        small = cli("why", TRACE_ID, "--url", url)
+    assert "25 shorter" in small.stdout
+    assert small.stdout.count("cause") == 1
 
 
 def test_foreign_text_cannot_reach_the_terminal(cli: Any, serving: Any, documents: Any) -> None:

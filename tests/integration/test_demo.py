@@ -100,7 +100,7 @@ def test_a_server_that_does_not_start_is_said_with_its_log(tmp_path: Path) -> No
         str(tmp_path / "work"),
     ]
     done = subprocess.run(
-        [*command, "--vllm-args", "--no-such-option"],
+        [*command, "--vllm-args=--no-such-option"],
         capture_output=True,
         text=True,
         timeout=LIMIT_S,
