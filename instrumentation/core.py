@@ -127,6 +127,7 @@ class CoreRecorder:
     def compose(self, output: Any, dispatch_end_ns: int) -> None:
         """The step is with the workers: work out who is in it and who waits for what."""
         step, tokens, total = self.step, output.num_scheduled_tokens, output.total_num_scheduled_tokens
+        self.account.steps += 1
         row = _EMPTY_ROW[:]
         self.pending.append(row)
         row[_STEP], row[_DISPATCH_END], row[_FLAGS] = step, dispatch_end_ns, self.flags
@@ -187,7 +188,6 @@ class CoreRecorder:
         step follows (an idle engine in one process with its caller), they are sent from here.
         """
         for _ in range(len(self.done)):
-            self.account.steps += 1
             self.window.ring.push(*self.done.popleft())
         if self.unsent:
             before_ns = monotonic_ns() - _IDLE_NS
