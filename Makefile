@@ -40,7 +40,10 @@ lint: $(STAMP)
 	$(BIN)/mypy $(foreach p,$(PACKAGES),-p stratoscope.$(p))
 
 bench: $(STAMP)
-	$(BIN)/python benchmarks/run_all.py
+	$(BIN)/python benchmarks/hook_step_cost.py --batch 64 --executor uni
+	$(BIN)/python benchmarks/hook_step_cost.py --batch 256 --executor mp --quartets 2
+	$(BIN)/python benchmarks/hook_server_cost.py
+	$(BIN)/python benchmarks/agent_cost.py
 
 setup: $(STAMP)
 

@@ -106,7 +106,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("model")
+    parser.add_argument("model", nargs="?", help="model directory (default: the demo's tiny model)")
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--quartets", type=int, default=8)
@@ -121,8 +121,11 @@ def main() -> None:
     os.environ.setdefault("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
     from vllm import LLM
 
+    from stratoscope.demo import tiny_model
+
+    model_dir = options.model or tiny_model.ensure(Path.home() / ".cache/stratoscope/demo", lambda _: None)
     llm = LLM(
-        options.model, enforce_eager=True, max_model_len=512, max_num_seqs=options.batch,
+        str(model_dir), enforce_eager=True, max_model_len=512, max_num_seqs=options.batch,
         max_num_batched_tokens=max(2048, 4 * options.batch), enable_prefix_caching=False,
         distributed_executor_backend=options.executor, disable_log_stats=True,
     )  # fmt: skip
