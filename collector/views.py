@@ -157,7 +157,12 @@ def request(source: Attributor | Source, trace_id: str) -> Document | None:
     return {
         "schema": SCHEMA,
         "trace_id": row.trace_id,
-        "attributes": {**row.attributes, "end_unix_s": row.end_wall_ns / 1e9},
+        "attributes": {
+            **row.attributes,
+            "e2e_ms": int(row.latency_ns[E2E]) / 1e6,
+            "ttft_ms": int(row.latency_ns[TTFT]) / 1e6,
+            "end_unix_s": row.end_wall_ns / 1e9,
+        },
         "phases": phases,
         "waterfall": lines,
         "neighbours": neighbours,

@@ -68,11 +68,14 @@ def main(args: argparse.Namespace) -> int:
     except ProcessError as error:
         raise CliError(str(error), PROBLEM) from error
     except KeyboardInterrupt:
+        failed = False
         display.say("stopped")
         return INTERRUPTED
     finally:
         if args.keep_logs is None and not failed:
             shutil.rmtree(log_dir, ignore_errors=True)
+        elif failed:
+            display.say(f"logs: {log_dir}", "dim")
     return code
 
 

@@ -65,7 +65,10 @@ class FlushThread(threading.Thread):
         while not self._stop_event.wait(self._hook.settings.flush_interval_s):
             self._guarded_flush()
         for collect in self._hook.collectors:
-            collect()
+            try:
+                collect()
+            except Exception as error:
+                self._hook.patcher.fault("flush.collect", error)
         self._guarded_flush()
         self._exporter.shutdown()
 
