@@ -19,6 +19,8 @@ def summary_lines(document: Document) -> list[Text]:
     """Three or four lines about the whole."""
     from rich.text import Text
 
+    if not document["requests"]:
+        return [Text("no finished request is recorded yet", style="bold")]
     lines = [
         Text(count(int(document["requests"]), "request"), style="bold").append(
             _outcomes(document), "not bold"

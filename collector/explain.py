@@ -41,7 +41,7 @@ def explain(
             sentences.append(f"{title} {_time(total_s)}: {_parts(phases[phase]['causes'], total_s)}.")
     if attributes.get("preemptions"):
         sentences.append(
-            f"Preempted {attributes['preemptions']} times;"
+            f"Preempted {_times(attributes['preemptions'])};"
             f" {attributes.get('recomputed_tokens', 0)} tokens were computed again."
         )
     if neighbours:
@@ -57,6 +57,10 @@ def explain(
         lost_s = sum(c["seconds"] for c in missing)
         sentences.append(f"No evidence for {_time(lost_s)} ({sum(c['share'] for c in missing):.0%}): {names}")
     return sentences
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
 
 
 def _headline(attributes: dict[str, Any], phases: dict[str, Any]) -> str:

@@ -35,6 +35,8 @@ _ROWS_PER_SPAN = 2048
 _SPANS_PER_EXPORT = 16
 _PAUSE_S = 0.001
 _FLUSHES_PER_METRICS = 5
+_MAX_METRIC_FAILURES = 3
+_RECONNECT = (("grpc.initial_reconnect_backoff_ms", 500), ("grpc.max_reconnect_backoff_ms", 5000))
 _EXPORTER_LOGGERS = (
     "opentelemetry.exporter.otlp.proto.grpc.exporter",
     "opentelemetry.exporter.otlp.proto.grpc.metric_exporter",
@@ -51,7 +53,7 @@ class FlushThread(threading.Thread):
         self._hook = hook
         self._stop_event = threading.Event()
         self._started_ns = self._last_ns = time.monotonic_ns()
-        self._flushes = 0
+        self._flushes = self._metric_failures = 0
         self._quiet_flushes = 2
         self._losing = False
 
@@ -124,7 +126,7 @@ class FlushThread(threading.Thread):
         self._open_requests(watermark_ns, spans)
         # Two quiet flushes more, so that the watermark passes the end of the last request.
         self._quiet_flushes = 2 if active else self._quiet_flushes - 1
-        if self._quiet_flushes >= 0:
+        if self._quiet_flushes >= 0 or self._losing:  # while losing: to find out when that ends
             self._export(spans)
         hook.account.loop_lag_max_ns = 0
         self._last_ns = watermark_ns
@@ -140,8 +142,14 @@ class FlushThread(threading.Thread):
         roles = sorted({str(window.attributes[sc.ROLE]) for window in self._hook.windows})
         samples += account_samples(self._hook.account, {sc.ROLE: ",".join(roles)}, now_ns)
         data = build(self.resource, samples, self._started_ns, now_ns)
-        if self._metric_exporter.export(data) is not MetricExportResult.SUCCESS:
-            self._hook.account.dropped += len(samples)
+        if self._metric_exporter.export(data) is MetricExportResult.SUCCESS:
+            self._metric_failures = 0
+            return
+        # A collector with a pipeline for traces only refuses metrics for good.
+        self._metric_failures += 1
+        if self._metric_failures >= _MAX_METRIC_FAILURES:
+            self._metric_exporter = None
+            _logger.info("stratoscope: %s takes no metrics: sending none", self._hook.settings.endpoint)
 
     def _requests(self) -> list[ReadableSpan]:
         hook, builder, spans = self._hook, self._builder, []
@@ -239,7 +247,11 @@ def span_exporter(settings: Settings) -> SpanExporter:
     if settings.protocol == "grpc":
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
 
-        return GrpcExporter()
+        try:
+            # gRPC would wait up to two minutes between attempts: an agent that is back is found sooner.
+            return GrpcExporter(channel_options=_RECONNECT)
+        except TypeError:  # an exporter from before channel_options
+            return GrpcExporter()
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter
 
     return HttpExporter()

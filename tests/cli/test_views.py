@@ -240,6 +240,15 @@ def test_no_request_yet_is_exit_code_3(cli: Any, serving: Any, documents: Any) -
     assert "no finished request" in done.stderr
 
 
+def test_an_empty_matrix_claims_nothing(cli: Any, serving: Any, documents: Any) -> None:
+    documents["/api/v1/summary"] |= {"requests": 0, "matrix": [], "slowest": []}
+    with serving(documents) as (url, _):
+        done = cli("matrix", "--url", url)
+    assert done.returncode == 3
+    assert "no finished request is recorded yet" in done.stdout
+    assert "nanosecond" not in done.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
