@@ -36,7 +36,10 @@ _SPANS_PER_EXPORT = 16
 _PAUSE_S = 0.001
 _FLUSHES_PER_METRICS = 5
 _MAX_METRIC_FAILURES = 3
-_RECONNECT = (("grpc.initial_reconnect_backoff_ms", 500), ("grpc.max_reconnect_backoff_ms", 5000))
+_RECONNECT: Any = (  # the exporter's own annotation is too narrow
+    ("grpc.initial_reconnect_backoff_ms", 500),
+    ("grpc.max_reconnect_backoff_ms", 5000),
+)
 _EXPORTER_LOGGERS = (
     "opentelemetry.exporter.otlp.proto.grpc.exporter",
     "opentelemetry.exporter.otlp.proto.grpc.metric_exporter",
