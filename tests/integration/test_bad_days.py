@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -44,7 +45,7 @@ def start_agent(
         ("extensions.api.endpoint", api_port),
     ):
         command += ["--set", f"{key}=127.0.0.1:{port}"]
-    process = ManagedProcess("the agent", command, None, directory / log)
+    process = ManagedProcess("the agent", command, dict(os.environ), directory / log)
     process.wait_ready(f"http://127.0.0.1:{api_port}/healthz", 60.0)
     return process, AgentSource(f"http://127.0.0.1:{api_port}")
 
@@ -67,7 +68,7 @@ def test_vllm_serves_on_whatever_becomes_of_the_agent(tmp_path: Path) -> None:
         dropped = source.summary()["hook"]["dropped"]
         assert dropped > 0, "what was lost while nobody listened is counted"
 
-        first.send_signal(signal.SIGKILL)
+        os.kill(first.pid, signal.SIGKILL)
         survived = drive(vllm.base_url, MIX, 24, 12, seed=4)
         assert not [r.error for r in survived if r.outcome == "error"]
         assert vllm.returncode() is None
