@@ -25,8 +25,8 @@ from stratoscope.instrumentation.gpu.nvml import NvmlSampler
 log = []
 class Handler(logging.Handler):
     def emit(self, record): log.append((record.levelname, record.getMessage()))
-logging.getLogger("stratoscope").addHandler(Handler())
-logging.getLogger("stratoscope").setLevel(logging.DEBUG)
+logging.getLogger("vllm.stratoscope").addHandler(Handler())
+logging.getLogger("vllm.stratoscope").setLevel(logging.DEBUG)
 script = pathlib.Path(os.environ["FAKE_NVML_FILE"])
 def change(**values):
     text = script.read_text()
