@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from opentelemetry.sdk.metrics.export import MetricExportResult
+from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
@@ -36,6 +36,7 @@ _SPANS_PER_EXPORT = 16
 _PAUSE_S = 0.001
 _FLUSHES_PER_METRICS = 5
 _MAX_METRIC_FAILURES = 3
+_LAST_WORDS_S = 0.5
 _RECONNECT: Any = (  # the exporter's own annotation is too narrow
     ("grpc.initial_reconnect_backoff_ms", 500),
     ("grpc.max_reconnect_backoff_ms", 5000),
@@ -59,6 +60,8 @@ class FlushThread(threading.Thread):
         self._flushes = self._metric_failures = 0
         self._quiet_flushes = 2
         self._losing = False
+        self._exporter: SpanExporter | None = None  # until prepared
+        self._metric_exporter: MetricExporter | None = None
 
     def run(self) -> None:
         """Flush until stopped, then once more."""
@@ -75,7 +78,11 @@ class FlushThread(threading.Thread):
             except Exception as error:
                 self._hook.patcher.fault("flush.collect", error)
         self._guarded_flush()
-        self._exporter.shutdown()
+        try:
+            self._export_metrics(self._last_ns)
+            self._shutdown_exporters()
+        except Exception as error:
+            self._hook.patcher.fault("flush.end", error)
 
     def _prepare(self) -> None:
         # Here and not in the constructor: the thread that records first is one of vLLM's.
@@ -99,7 +106,13 @@ class FlushThread(threading.Thread):
         self._stop_event.set()
         self.join(timeout_s)
         if self.is_alive():
-            self._exporter.shutdown()  # ends the exporter's own retries, which would outlast the process
+            self._shutdown_exporters()  # ends their own retries, which would outlast the process
+            self.join(_LAST_WORDS_S)  # for the thread to count and to say what was lost
+
+    def _shutdown_exporters(self) -> None:
+        for exporter in (self._exporter, self._metric_exporter):
+            if exporter is not None:
+                exporter.shutdown()
 
     def _announce(self) -> None:
         missing = sorted(set(self._hook.account.missing))
@@ -151,7 +164,10 @@ class FlushThread(threading.Thread):
         # A collector with a pipeline for traces only refuses metrics for good.
         self._metric_failures += 1
         if self._metric_failures >= _MAX_METRIC_FAILURES:
+            self._metric_exporter.shutdown()
             self._metric_exporter = None
+            for sampler in self._hook.samplers:
+                sampler.stop(0.0)
             _logger.info("stratoscope: %s takes no metrics: sending none", self._hook.settings.endpoint)
 
     def _requests(self) -> list[ReadableSpan]:
@@ -208,6 +224,7 @@ class FlushThread(threading.Thread):
             )  # fmt: skip
 
     def _export(self, spans: Sequence[ReadableSpan]) -> None:
+        assert self._exporter is not None  # run() prepares before it flushes
         for start in range(0, len(spans), _SPANS_PER_EXPORT):
             batch = spans[start : start + _SPANS_PER_EXPORT]
             if self._exporter.export(batch) is SpanExportResult.SUCCESS:

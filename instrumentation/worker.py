@@ -73,13 +73,17 @@ class WorkerRecorder:
 
     def expand(self) -> None:
         """Turn what the worker's thread left into rows and requests. On the flush thread."""
+        # A step is in done before its device times are known: those of these times have rows below,
+        # while a step that ends from here on has its times taken with its row, at the next flush.
+        self.device_times.extend(self.timer.collect_idle())
+        n_times = len(self.device_times)
         for count in range(1, len(self.done) + 1):
             mark, finished, *times = self.done.popleft()
             self._take(mark, finished, times)
             if count % _ROWS_AT_ONCE == 0:
                 time.sleep(_PAUSE_S)
         if self.timer.active or self._waiting:
-            self._take_device_times()
+            self._take_device_times(n_times)
 
     def _take(self, mark: Any, finished: Any, times: list[int]) -> None:
         uid, step, contexts = mark
@@ -100,12 +104,11 @@ class WorkerRecorder:
         else:
             self._window.ring.push(step, *times, 0, 0)
 
-    def _take_device_times(self) -> None:
+    def _take_device_times(self, count: int) -> None:
         window = self._window
         if window is None:
             return
-        self.device_times.extend(self.timer.collect_idle())
-        while self.device_times:
+        for _ in range(count):
             step, start_ns, end_ns = self.device_times.popleft()
             row = self._waiting.pop(step, None)
             if row is not None:
@@ -125,6 +128,7 @@ class WorkerRecorder:
 
     def close(self) -> None:
         """The process ends: hand over what is left. On the flush thread."""
+        self.expand()  # with the device times of what the device has done
         self.timer.close()
         self.expand()
         for request_id in list(self._requests):
@@ -185,7 +189,7 @@ class WorkerHook:
 
         def make(original: Wrapper) -> Wrapper:
             def execute_model(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-                if recorder.timer.active:
+                if recorder.timer.wanted:
                     begin(scheduler_output)
                 start = monotonic_ns()
                 result = original(scheduler_output, *args, **kwargs)

@@ -150,6 +150,11 @@ class StepTimer:
         """Whether steps are being timed, or rows are still owed to :meth:`collect`."""
         return self._cuda is not None or bool(self._pending)
 
+    @property
+    def wanted(self) -> bool:
+        """Whether :meth:`begin` has anything to do: steps are timed, or CUDA was not looked for yet."""
+        return self._cuda is not None or not self._searched
+
     def begin(self, step: int) -> None:
         """The step's first work is about to be enqueued on the current stream."""
         if self._cuda is None and self._searched:
