@@ -26,6 +26,11 @@ is the one place where names are defined.
 - Times are nanoseconds of `CLOCK_MONOTONIC`, one clock for all processes of a host; 0 means not recorded.
 - Steps of a request without a row in its event table are plain decode steps, from its first to its last step
   and outside a preemption.
+
+## scope and entry point
+
+| name | meaning |
+|---|---|
 """
 _CONSTANT = re.compile(
     r'^(?P<indent> {4})?(?P<name>[A-Z][A-Z0-9_]*): Final = "(?P<value>[^"]+)"(?:  # (?P<note>.*))?$'
@@ -38,7 +43,7 @@ _TABLE = re.compile(r"^(?P<name>[A-Z_]+_COLUMNS): Final = \((?P<rest>.*)$")
 
 def render() -> str:
     """The page."""
-    lines = [_HEAD]
+    lines = [_HEAD.rstrip()]
     source = Path(semconv.__file__).read_text(encoding="utf-8").splitlines()
     for line in source:
         lines += _line(line)
