@@ -29,6 +29,7 @@ from stratoscope.collector.openapi import MAX_LIMIT, document
 from stratoscope.collector.query import BadParameter, Query
 
 Document = dict[str, Any]
+_NO_STORE = {"Cache-Control": "no-store"}  # every answer is of this moment
 _LIST_KEYS = ("sort", "limit", "offset", "outcome", "model")
 
 
@@ -46,8 +47,9 @@ class ApiExtension:
         self._context = context
         self._source = context.attribution
         self._started = False
-        if self._source is not None:
-            self._source.on_finished(RequestMetrics(context.registry, self._source).observe)
+        if self._source is not None and context.metrics is None:  # once, however many ports serve it
+            context.metrics = RequestMetrics(context.registry, self._source)
+            self._source.on_finished(context.metrics.observe)
         self._server = HttpServer(self._app(), config.endpoint, f"extensions.{name}.endpoint")
 
     @property
@@ -72,7 +74,7 @@ class ApiExtension:
                     raise HTTPException(
                         503, "no pipeline of this agent names the attribution processor (service.pipelines)"
                     )
-                return JSONResponse(await run_in_threadpool(answer, request))
+                return JSONResponse(await run_in_threadpool(answer, request), headers=_NO_STORE)
 
             return Route(path, endpoint, methods=["GET"])
 

@@ -95,6 +95,7 @@ class Context:
     telemetry: Telemetry
     registry: CollectorRegistry
     attribution: Any = None  # set by the attribution processor's factory
+    metrics: Any = None  # RequestMetrics, made by the first api extension
     prometheus: bool = False  # set by the prometheus exporter's factory: serve /metrics
     started_wall_ns: int = 0  # time.time_ns() when the agent started
     status: dict[str, Any] = field(default_factory=dict)  # version, pipelines: for the JSON API

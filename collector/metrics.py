@@ -7,7 +7,7 @@ are ``other``. A request is never a label; its trace id is the exemplar of the h
 from __future__ import annotations
 
 import threading
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from typing import Any, Final, Protocol
 
@@ -22,6 +22,7 @@ from stratoscope.attribution.taxonomy import CELLS, N_CELLS, PHASES
 from .finished import Finished
 
 MAX_MODELS: Final = 50
+MAX_PROCESSES: Final = 10_000
 OTHER: Final = "other"
 _BUCKETS_S: Final = (
     0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0,
@@ -54,8 +55,8 @@ class RequestMetrics:
         self._lock = threading.Lock()
         self._cells_ns: dict[str, Int64] = {}  # by model: (phases, cells)
         self._requests: Counter[tuple[str, str]] = Counter()
-        self._accounts: dict[str, tuple[str, dict[str, int]]] = {}  # by process uid
-        self._gone: Counter[tuple[str, str]] = Counter()  # by role and name: processes that are forgotten
+        self._seen: OrderedDict[str, dict[str, int]] = OrderedDict()  # last account by process uid
+        self._hook_totals: Counter[tuple[str, str]] = Counter()  # by role and name
         self._histograms = {
             phase: Histogram(
                 f"stratoscope_{name}_seconds", text, ["model_name"], buckets=buckets, registry=registry
@@ -63,7 +64,7 @@ class RequestMetrics:
             for phase, name, text, buckets in (
                 (E2E, "e2e", "Latency from arrival to the last byte.", _BUCKETS_S),
                 (TTFT, "ttft", "Latency from arrival to the first token.", _BUCKETS_S),
-                (ITL, "itl", "A request's mean time between tokens.", _ITL_BUCKETS_S),
+                (ITL, "itl", "A request's mean time between flushes of tokens.", _ITL_BUCKETS_S),
             )
         }
         registry.register(self)
@@ -79,13 +80,13 @@ class RequestMetrics:
             self._cells_ns[model] += request.cells_ns
             self._requests[str(request.attributes.get("outcome")), model] += 1
         exemplar = {"trace_id": request.trace_id}
-        tokens = int(request.attributes.get("output_tokens", 0))
+        gaps = int(request.attributes.get("itl_gaps", 0))
         for phase, histogram in self._histograms.items():
             latency_ns = int(request.latency_ns[phase])
             if phase == ITL:
-                if latency_ns <= 0 or tokens < 2:
+                if not gaps:
                     continue
-                latency_ns //= tokens - 1
+                latency_ns //= gaps
             histogram.labels(model).observe(latency_ns / 1e9, exemplar)
 
     def collect(self) -> Iterator[Metric]:
@@ -116,7 +117,7 @@ class RequestMetrics:
 
     def _hook(self) -> Iterator[Metric]:
         with self._lock:
-            totals = self._totals()
+            totals = Counter(self._totals())
         for name, (metric, unit, text) in _HOOK.items():
             family = CounterMetricFamily(f"stratoscope_hook_{metric}", text, labels=["role"])
             for role in sorted({role for role, _ in totals}):
@@ -124,15 +125,18 @@ class RequestMetrics:
             yield family
 
     def _totals(self) -> Counter[tuple[str, str]]:
-        """Sums by role that never fall, though processes come and go."""
-        now = {str(row["process_uid"]): (str(row["role"]), row) for row in self._hooks.hook_status()}
-        for uid, (role, row) in self._accounts.items():
-            if uid not in now:
-                for name in _HOOK:
-                    self._gone[role, name] += int(row.get(name, 0))
-        self._accounts = now
-        totals = Counter(self._gone)
-        for role, row in now.values():
-            for name in _HOOK:
-                totals[role, name] += int(row.get(name, 0))
-        return totals
+        """Sums by role that never fall: each process adds what its counters grew by since last time.
+
+        A process that the agent forgot and heard of again is known here still, up to
+        :data:`MAX_PROCESSES` of them.
+        """
+        for row in self._hooks.hook_status():
+            uid, role = str(row["process_uid"]), str(row["role"])
+            before = self._seen.pop(uid, {})
+            now = {name: int(row.get(name, 0)) for name in _HOOK}
+            for name, value in now.items():
+                self._hook_totals[role, name] += max(value - before.get(name, 0), 0)
+            self._seen[uid] = now
+            if len(self._seen) > MAX_PROCESSES:
+                self._seen.popitem(last=False)
+        return self._hook_totals

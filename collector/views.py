@@ -85,18 +85,20 @@ def matrix(
     phase: str | None = None,
 ) -> Document:
     """The attribution matrix. A window beyond what is kept in detail comes from the per-minute sums,
-    with latency buckets as bands (``approximate`` is true then: minutes are not cut)."""
+    with latency buckets as bands: ``approximate`` is true then, since minutes are not cut. The sums know
+    no models: with ``model`` only what is kept in detail is counted, and ``approximate`` says so."""
     core = _of(source)
     with core.lock:
         since_ns = _since_ns(window_s)
         covered = core.store.covers_since_wall_ns()
-        if window_s is not None and covered and since_ns < covered and model is None:
-            found, requests, approximate = _history(core.store, since_ns), 0, True
+        approximate = window_s is not None and bool(covered) and since_ns < covered
+        if approximate and model is None:
+            found = _history(core.store, since_ns)
             requests = sum(count for _, _, count, _, _ in core.store.minutes(since_ns))
         else:
             rows = core.store.rows(since_ns, model)
             found = [_matrix_row(row) for row in matrix_rows(attributed(rows), core.options.bands)]
-            requests, approximate = len(rows), False
+            requests = len(rows)
     wanted = [row for row in found if phase is None or row["phase"] == phase]
     return {"schema": SCHEMA, "requests": requests, "approximate": approximate, "matrix": wanted}
 

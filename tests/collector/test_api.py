@@ -156,3 +156,32 @@ def test_without_attribution_or_prometheus_it_says_so():
         assert get_json(bare, "/api/v1/status")[1]["attribution"] is None
     finally:
         bare.shutdown(5.0)
+
+
+def test_two_api_extensions_share_their_metrics():
+    tree = config.default_tree()
+    tree["extensions"]["api/two"] = {"endpoint": "127.0.0.1:0"}
+    tree["service"]["extensions"] = ["api", "api/two"]
+    running = started(tree)
+    try:
+        for name in ("extensions.api", "extensions.api/two"):
+            port = running.component(name).port
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
+                assert b"stratoscope_agent_" in answer.read()
+    finally:
+        running.shutdown(5.0)
+
+
+def test_answers_are_not_to_be_kept(agent):
+    for path in ("/api/v1/summary", "/healthz"):
+        assert get(agent, path)[2]["Cache-Control"] == "no-store"
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE"])
+def test_other_methods_are_refused_in_json(agent, method):
+    port = agent.component("extensions.api").port
+    request = urllib.request.Request(f"http://127.0.0.1:{port}/api/v1/summary", method=method)
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        urllib.request.urlopen(request, timeout=30)
+    assert caught.value.code == 405
+    assert "error" in json.loads(caught.value.read())

@@ -69,3 +69,5 @@ def test_hook_counters_do_not_fall_when_a_process_is_forgotten():
     assert registry.get_sample_value(name, labels) == 5
     hooks.rows = []
     assert registry.get_sample_value(name, labels) == 5
+    hooks.rows = [{"process_uid": "a", "role": "worker", "dropped": 4}]  # back again: one more, not four
+    assert registry.get_sample_value(name, labels) == 6
